@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,21 +16,81 @@ type Reading struct {
 	Wall grant.Instant // nanoseconds since 1970
 }
 
-// Config holds the constants of the machines of one agent.
+// Config holds the constants of the machines of one agent. One value serves
+// all tenants.
 type Config struct {
 	// Tolerance is the largest move of Wall minus Mono since a request was
-	// first sent that leaves its units trusted.
+	// first sent that leaves its units trusted. 0 to 1 s.
 	Tolerance time.Duration
-	// Deadline is the longest a request waits for units or for a Check.
+	// Deadline is the longest a request waits for units or for a Check. 1 ms to 1 min.
 	Deadline time.Duration
 	// HotPerSecond: more requests than this in the last second make a tenant
-	// hot; fewer for one ttl make it cold.
+	// hot; fewer for one ttl make it cold. 0 to 1,000,000.
 	HotPerSecond int
 	// MaxWaiters bounds the requests of one tenant that wait at once, for
-	// units and for Checks together.
+	// units and for Checks together. 1 to 1,048,576.
 	MaxWaiters int
-	// NextSeq numbers Check attempts; one sequence per incarnation.
+	// LostAfter is how long nothing must have been heard from the authority,
+	// with the link down, before emergency grants may be spent. 0 to 1 h.
+	LostAfter time.Duration
+	// RetryFirst and RetryMost bound the backoff before the same request is
+	// sent again after it went unanswered or the authority was busy: drawn
+	// evenly from zero to a ceiling that doubles from the first to the most.
+	// 1 ms to 1 min, RetryFirst <= RetryMost.
+	RetryFirst, RetryMost time.Duration
+	// NextSeq numbers Check attempts; one sequence per incarnation, from 1.
+	// Safe for use by all tenants at once.
 	NextSeq func() uint64
+	// Rand draws evenly from 0 to n-1, n >= 1: the jitter of retries. Safe for
+	// use by all tenants at once.
+	Rand func(n int64) int64
+}
+
+// DefaultConfig is what the daemon starts from; NextSeq and Rand are the
+// caller's to set.
+func DefaultConfig() Config {
+	return Config{
+		Tolerance:    100 * time.Millisecond,
+		Deadline:     50 * time.Millisecond,
+		HotPerSecond: 2,
+		MaxWaiters:   1024,
+		LostAfter:    3 * time.Second,
+		RetryFirst:   50 * time.Millisecond,
+		RetryMost:    time.Second,
+	}
+}
+
+// Validate names every field out of range, what was given and what is allowed.
+func (c Config) Validate() error {
+	between := func(field string, given, low, high time.Duration) error {
+		if given < low || given > high {
+			return fmt.Errorf("%s: %v; allowed: %v to %v", field, given, low, high)
+		}
+		return nil
+	}
+	count := func(field string, given, low, high int) error {
+		if given < low || given > high {
+			return fmt.Errorf("%s: %d; allowed: %d to %d", field, given, low, high)
+		}
+		return nil
+	}
+	set := func(field string, ok bool) error {
+		if !ok {
+			return fmt.Errorf("%s: is nil; it must be set", field)
+		}
+		return nil
+	}
+	return errors.Join(
+		between("tolerance", c.Tolerance, 0, time.Second),
+		between("deadline", c.Deadline, time.Millisecond, time.Minute),
+		count("hot_per_second", c.HotPerSecond, 0, 1_000_000),
+		count("max_waiters", c.MaxWaiters, 1, 1<<20),
+		between("lost_after", c.LostAfter, 0, time.Hour),
+		between("retry_first", c.RetryFirst, time.Millisecond, time.Minute),
+		between("retry_most", c.RetryMost, c.RetryFirst, time.Minute),
+		set("next_seq", c.NextSeq != nil),
+		set("rand", c.Rand != nil),
+	)
 }
 
 // Ask is one request to be decided.
@@ -139,16 +200,24 @@ func (d Drop) String() string {
 	return fmt.Sprintf("drop(%d)", uint8(d))
 }
 
-// Stats counts since the Tenant was made; gauges are of the call.
-type Stats struct {
-	Granted  grant.Units // credited to the wallets
-	Spent    grant.Units // taken from the wallets
-	Held     grant.Units
+// AccountStats counts the units of one account since the Tenant was made.
+// Granted = Spent + Held + the sum of Dropped.
+type AccountStats struct {
+	Granted  grant.Units // in answers to an open request, in time or not
+	Spent    grant.Units
+	Held     grant.Units // now
 	Dropped  [NumDrops]grant.Units
 	Requests uint64 // grant requests, retries not counted
 	Retries  uint64
-	Checks   uint64
-	Ignored  uint64 // answers that were not for the open id
-	Waiting  int
-	Hot      bool
+}
+
+// Stats counts since the Tenant was made; gauges are of the call.
+type Stats struct {
+	AccountStats // the ordinary account
+
+	Reserve AccountStats // the emergency account
+	Checks  uint64       // attempts, repeats not counted
+	Ignored uint64       // answers that were not for an open request
+	Waiting int          // requests that wait for units or for a Check
+	Hot     bool
 }
