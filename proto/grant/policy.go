@@ -151,6 +151,8 @@ func (p *Policy) Validate() []Problem {
 	}
 	if len(p.Plan) > MaxClassLen {
 		bad("plan", fmt.Sprintf("%d bytes", len(p.Plan)), fmt.Sprintf("at most %d bytes", MaxClassLen))
+	} else if p.Plan != "" && validText("plan", p.Plan, MaxClassLen) != nil {
+		bad("plan", fmt.Sprintf("%q", p.Plan), "UTF-8 without control characters")
 	}
 	account := func(prefix string, r Rate, burst Units, g GrantSettings) {
 		switch {

@@ -1053,7 +1053,9 @@ type CheckRequest struct {
 	Sequence    uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// First 16 bytes of SHA-256 over all of the above. A unary caller may leave
 	// it out; the authority then computes it.
-	Fingerprint   []byte               `protobuf:"bytes,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Fingerprint []byte `protobuf:"bytes,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Time left to decide. Required inside a link; a unary caller may leave it
+	// out, then only the deadline of the call counts.
 	Budget        *durationpb.Duration `protobuf:"bytes,7,opt,name=budget,proto3" json:"budget,omitempty"`
 	KnownVersion  uint64               `protobuf:"varint,8,opt,name=known_version,json=knownVersion,proto3" json:"known_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
