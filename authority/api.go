@@ -3,6 +3,7 @@ package authority
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/stipend/stipend/proto/grant"
@@ -38,7 +39,7 @@ func DefaultConfig() Config {
 	return Config{
 		RhoPPB:           1_000_000, // 0.1 %: NTP slews by at most 0.05 %
 		Tolerance:        100 * time.Millisecond,
-		DedupWindow:      30 * time.Second,
+		DedupWindow:      10 * time.Second,
 		PersistTimeEvery: 5 * time.Second,
 		MaxInbox:         4096,
 		MaxBatch:         1024,
@@ -75,8 +76,9 @@ func (c Config) Validate() error {
 // first sending, always stops first.
 func (c Config) GrantLife(ttl time.Duration) time.Duration {
 	const billion = 1_000_000_000
-	extra := float64(ttl) * float64(3*c.RhoPPB) / float64(billion-c.RhoPPB)
-	return ttl + time.Duration(extra) + 1 + c.Tolerance
+	hi, lo := bits.Mul64(uint64(ttl), uint64(billion+2*c.RhoPPB))
+	life, _ := bits.Div64(hi, lo, uint64(billion-c.RhoPPB)) // ttl <= 24 h and rho <= 1 %: fits
+	return time.Duration(life) + 1 + c.Tolerance
 }
 
 // Reading is one look at the machine's clocks, both monotonic. Ledger time
@@ -289,9 +291,9 @@ type Store interface {
 // Stats counts since the partition was loaded; gauges are of the last step.
 type Stats struct {
 	Grants    [6]uint64 // by grant.GrantResult
-	GrantsBy  map[grant.Reason]uint64
+	GrantsBy  [grant.NumReasons]uint64
 	Checks    [5]uint64 // by grant.Verdict
-	ChecksBy  map[grant.Reason]uint64
+	ChecksBy  [grant.NumReasons]uint64
 	Replays   uint64 // grants and checks answered from memory
 	Granted   grant.Units
 	Checked   grant.Units
