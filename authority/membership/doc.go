@@ -18,7 +18,7 @@
 //
 // All keys lie under Config.Prefix:
 //
-//	home               the store that serves, and the highest of its open counters seen
+//	home               the store that serves, and its highest mark seen
 //	inc/<incarnation>  owner and fate: "live" until the state is final
 //	live/<incarnation> exists while the lease lives; Lost is its absence
 //	owner/<name>       the incarnation that bears the name now, unless it is final
@@ -26,7 +26,9 @@
 // # Invariants, kept by transactions
 //
 //  1. owner/<name> names an incarnation whose inc record is not final.
-//  2. A final inc record never changes; it may be forgotten (bounded memory).
+//  2. A final inc record never becomes live again. Superseded may become
+//     discarded or fenced, which never change. Any may be forgotten (bounded
+//     memory).
 //  3. live/<i> exists only beside a non-final inc/<i>.
 //
 // # Duties of the caller
@@ -34,5 +36,6 @@
 //  1. Call Run once, after Open: Register, Discard and Fence return only when
 //     Run has handed the change to its callback.
 //  2. Close every Session; call Close after Run returned.
-//  3. Call CompareHome before serving from a store.
+//  3. Call CompareHome before serving from a store, then raise the store's mark
+//     and call ClaimHome, and do both again every few seconds.
 package membership

@@ -41,10 +41,12 @@ type Registry struct {
 	moved   chan struct{} // closed when applied grows; then replaced
 	status  Status
 
-	home      homeRecord // what CompareHome wrote
-	homeRev   int64      // at which revision; 0: not yet
-	homeValue string     // last value of the home key that etcd told
-	homeSeen  int64      // its revision
+	homeRev   int64  // of the home key as compared or claimed; 0: there was none
+	homeValue string // last value that we wrote or tried to write
+	claimed   bool
+	claiming  bool
+	toldRev   int64 // of the home key as etcd's watch told it
+	toldValue string
 }
 
 // entry is one known incarnation.
@@ -467,11 +469,15 @@ func wait(ctx context.Context, d time.Duration) bool {
 
 // plain turns etcd's error for a full database into ErrNoSpace and notes it.
 func (r *Registry) plain(err error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.plainLocked(err)
+}
+
+func (r *Registry) plainLocked(err error) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrGRPCNoSpace) {
-		r.mu.Lock()
 		first := !r.status.NoSpace
 		r.status.NoSpace = true
-		r.mu.Unlock()
 		if first {
 			r.log.Error("membership: etcd is out of space; nobody can register")
 		}

@@ -262,6 +262,11 @@ func TestFinalStates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	w.register("d", inc(5)).Close()
+	w.register("d", inc(6)).Close()
+	if err := w.Discard(t.Context(), inc(5)); err != nil {
+		t.Errorf("a superseded one discards: %v", err)
+	}
 	if err := w.Fence(t.Context(), inc(1)); finalState(err) != authority.Discarded {
 		t.Errorf("fence of a discarded one: %v", err)
 	}
@@ -396,8 +401,8 @@ func TestListAnew(t *testing.T) {
 	}
 }
 
-// The home test refuses a second store, a backup, a copy, and a store whose
-// etcd was lost; recovery adopts.
+// The home test refuses a second store, a backup, and a store whose etcd was
+// lost; of two copies only the first to claim serves; recovery adopts.
 func TestHome(t *testing.T) {
 	cfg := testConfig(t)
 	w := start(t, cfg)
@@ -410,10 +415,9 @@ func TestHome(t *testing.T) {
 	}{
 		{"etcd was lost: a store with records and no home", Store{first, 7, false}, true},
 		{"first use: an empty store", Store{first, 1, true}, false},
-		{"a copy opened once more than seen, twice: the same count", Store{first, 1, false}, true},
 		{"a restart", Store{first, 2, false}, false},
-		{"openings that never got here are skipped", Store{first, 9, false}, false},
-		{"a restored backup", Store{first, 8, false}, true},
+		{"marks that never got here are skipped", Store{first, 9, false}, false},
+		{"a restored backup", Store{first, 9, false}, true},
 		{"a second node or a replaced disk", Store{second, 100, true}, true},
 		{"the home still serves", Store{first, 10, false}, false},
 	}
@@ -422,23 +426,32 @@ func TestHome(t *testing.T) {
 		if errors.Is(err, ErrNotHome) != s.refused || (err != nil) != s.refused {
 			t.Errorf("%s: %v", s.name, err)
 		}
-		if s.refused && !strings.Contains(err.Error(), "stipend recover") {
-			t.Errorf("%s: the error does not say what to do: %v", s.name, err)
+		if s.refused {
+			if !strings.Contains(err.Error(), "stipend recover") {
+				t.Errorf("%s: the error does not say what to do: %v", s.name, err)
+			}
+			continue
 		}
+		if err := w.ClaimHome(ctx, Store{s.s.Identity, s.s.Mark + 1, false}); err != nil {
+			t.Errorf("%s: claim: %v", s.name, err)
+		}
+	}
+	if id, mark, ok, err := w.Home(ctx); id != first || mark != 11 || !ok || err != nil {
+		t.Errorf("home is %x, %d, %v, %v", id, mark, ok, err)
 	}
 	if err := w.AdoptHome(ctx, Store{second, 1, true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.CompareHome(ctx, Store{first, 11, false}); !errors.Is(err, ErrNotHome) {
+	if err := w.CompareHome(ctx, Store{first, 12, false}); !errors.Is(err, ErrNotHome) {
 		t.Errorf("after recovery the former store serves: %v", err)
 	}
-	if id, opens, ok, err := w.Home(ctx); id != second || opens != 1 || !ok || err != nil {
-		t.Errorf("home is %x, %d, %v, %v", id, opens, ok, err)
+	if err := w.CompareHome(ctx, Store{second, 1, false}); err != nil {
+		t.Errorf("after recovery the new store: %v", err)
 	}
 }
 
-// A copy of the disk that is opened elsewhere while the original serves ends
-// the original.
+// A copy of the disk with the same mark that claims the home while the original
+// serves ends the original.
 func TestHomeMovedWhileServing(t *testing.T) {
 	cfg := testConfig(t)
 	r, err := Open(t.Context(), cfg)
@@ -446,24 +459,39 @@ func TestHomeMovedWhileServing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := r.CompareHome(t.Context(), Store{[16]byte{1}, 1, true}); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(t.Context(), func(authority.Member) {}) }()
-	if _, err := r.Register(t.Context(), "gw", inc(1)); err != nil { // it serves
-		t.Fatal(err)
-	}
 	copied, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer copied.Close()
-	if err := copied.CompareHome(t.Context(), Store{[16]byte{1}, 2, false}); err != nil {
+	serves := func(r *Registry, s Store) {
+		t.Helper()
+		if err := r.CompareHome(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		s.Mark++
+		if err := r.ClaimHome(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serves(r, Store{[16]byte{1}, 1, true})
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(t.Context(), func(authority.Member) {}) }()
+	if _, err := r.Register(t.Context(), "gw", inc(1)); err != nil { // it serves
 		t.Fatal(err)
 	}
+	if err := r.ClaimHome(t.Context(), Store{[16]byte{1}, 3, false}); err != nil { // and goes on
+		t.Fatal(err)
+	}
+	if err := copied.CompareHome(t.Context(), Store{[16]byte{1}, 2, false}); !errors.Is(err, ErrNotHome) {
+		t.Errorf("a copy older than the last claim: %v", err)
+	}
+	serves(copied, Store{[16]byte{1}, 3, false})
 	if err := <-ended; !errors.Is(err, ErrHomeMoved) {
 		t.Errorf("the original ended with %v", err)
+	}
+	if err := r.ClaimHome(t.Context(), Store{[16]byte{1}, 4, false}); !errors.Is(err, ErrHomeMoved) {
+		t.Errorf("the original claims again: %v", err)
 	}
 }
 

@@ -184,9 +184,9 @@ func (r *Registry) keep(ctx context.Context, owner grant.Owner, inc grant.Incarn
 }
 
 // Discard makes the incarnation's state final: it closed its wallets. It
-// returns after Run's callback has been told; a repetition changes nothing. An
-// incarnation with another final state gets a *FinalError, an unknown one
-// ErrUnknown.
+// returns after Run's callback has been told; a repetition changes nothing. A
+// superseded incarnation may still discard, which frees its room at once; one
+// that was fenced gets a *FinalError, an unknown one ErrUnknown.
 func (r *Registry) Discard(ctx context.Context, inc grant.Incarnation) error {
 	return r.end(ctx, inc, authority.Discarded)
 }
@@ -211,7 +211,7 @@ func (r *Registry) end(ctx context.Context, inc grant.Incarnation, fate authorit
 		switch {
 		case state == fate:
 			return r.handedOut(ctx, got.Kvs[0].ModRevision)
-		case state.Final():
+		case state.Final() && state != authority.Superseded:
 			return &FinalError{inc, state}
 		case err != nil:
 			return fmt.Errorf("membership: record of %v: %w", inc, err)
