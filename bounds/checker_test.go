@@ -327,6 +327,38 @@ func TestDeletedPolicy(t *testing.T) {
 	}
 }
 
+// After a change another start may be the worst: here the new policy raises
+// what the later start may count on by more than the earlier one's.
+func TestChangeMovesTheWorstStart(t *testing.T) {
+	for cost := grant.Units(10); cost <= 11; cost++ {
+		c, _ := NewChecker(Config{})
+		for i, q := range []grant.Units{10, 2, 8} {
+			c.Change(grant.Instant(i)*1e9, granting(policy(0, 0, 5), q, 1, grant.MinTTL))
+		}
+		c.Admit(5e8, 5)
+		c.Admit(15e8, 0)
+		c.Admit(25e8, cost) // with the 5 at most 15: B of 5 and the first N*q of 10
+		if v, err := c.Verdict(); err != nil || v.Held != (cost == 10) || v.Worst.Start != 5e8 {
+			t.Errorf("cost %d: %v, %v", cost, v, err)
+		}
+	}
+}
+
+// A wallet may be spent for ttl*(1+2*rho)/(1-rho) up, plus the tolerance,
+// after its policy was replaced, and not a nanosecond longer.
+func TestLookBackForGrants(t *testing.T) {
+	const life = 1_003_003_004 + 5 // ns, for rho = 0.001 and a tolerance of 5 ns
+	for _, at := range []grant.Instant{life, life + 1} {
+		c, _ := NewChecker(Config{RhoPPB: 1_000_000, Tolerance: 5})
+		c.Change(always, granting(policy(0, 0, 0), 3, 1, time.Second))
+		c.Change(0, nil)
+		c.Admit(at, 3)
+		if v, err := c.Verdict(); err != nil || v.Held != (at == life) {
+			t.Errorf("at %d: %v, %v", at, v, err)
+		}
+	}
+}
+
 // Intervals do not span time under off or shadow, however short.
 func TestOffRestarts(t *testing.T) {
 	for _, mode := range []grant.Mode{grant.Off, grant.Shadow, grant.Enforce} {
