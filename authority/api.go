@@ -13,25 +13,26 @@ import (
 type Config struct {
 	// RhoPPB bounds the rate error of monotonic clocks, in parts per billion:
 	// 0 to 10,000,000 (1 %).
-	RhoPPB int64
+	RhoPPB int64 `yaml:"rho_ppb"`
 	// Tolerance for steps between an agent's clocks, 0 to 1 s; the authority
 	// waits that much longer than an agent before it takes units for expired.
-	Tolerance time.Duration
+	Tolerance time.Duration `yaml:"tolerance"`
 	// DedupWindow is how long an allowed Check is remembered in ledger time.
 	// It must exceed the longest time in which a caller repeats an attempt.
-	DedupWindow time.Duration
+	DedupWindow time.Duration `yaml:"dedup_window"`
 	// PersistTimeEvery bounds how much ledger time a crash may lose while a
 	// bucket is not full. At most 5 s.
-	PersistTimeEvery time.Duration
+	PersistTimeEvery time.Duration `yaml:"persist_time_every"`
 	// MaxInbox is how many calls wait for a step; one tenant holds at most a
 	// fair share of them. MaxBatch is how many one step takes.
-	MaxInbox, MaxBatch int
+	MaxInbox int `yaml:"max_inbox"`
+	MaxBatch int `yaml:"max_batch"`
 	// MaxParked is how many grant requests wait for refill in one partition.
-	MaxParked int
+	MaxParked int `yaml:"max_parked"`
 	// MaxTenants bounds the policies of one partition, deleted ones included.
-	MaxTenants int
+	MaxTenants int `yaml:"max_tenants"`
 	// MaxCallers bounds the incarnations whose Checks one partition remembers.
-	MaxCallers int
+	MaxCallers int `yaml:"max_callers"`
 }
 
 // DefaultConfig is what the daemon starts from.
