@@ -93,7 +93,7 @@ func (t *Tenant) observe(now Reading) {
 func (t *Tenant) run(now Reading, fx *Effects) {
 	t.observe(now)
 	for _, a := range t.accounts() {
-		a.wallet.Take(now, 0) // drops what died
+		a.wallet.Look(now) // drops what died
 	}
 	cooled := t.heat.cool(now.Mono, t.ttl())
 	p := t.live(now)

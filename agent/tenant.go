@@ -242,10 +242,7 @@ func (t *Tenant) take(now Reading, price Units) (left Units, ok bool) {
 	if taken.Why != NotRefused {
 		return 0, false
 	}
-	if price > 0 {
-		t.seenTakes++
-		t.seenSpent += price
-	}
+	t.seenSpent += price
 	return taken.Left, true
 }
 
@@ -550,7 +547,7 @@ func (t *Tenant) Stats() Stats {
 // waiting, nothing remembered, cold, and not asked for within a second.
 func (t *Tenant) Idle(now Reading) bool {
 	for _, a := range t.accounts() {
-		if a.open && now.Mono < a.ends() || a.wallet.Take(now, 0).Left > 0 {
+		if a.open && now.Mono < a.ends() || a.wallet.Look(now) > 0 {
 			return false
 		}
 	}
