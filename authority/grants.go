@@ -351,7 +351,7 @@ func (l *Ledger) parkedDue(t *tenant, a *account, set grant.Account) grant.Insta
 	for _, p := range h.parked {
 		due = min(due, p.ends)
 	}
-	if h.credit > 0 {
+	if l.checksActive(h) { // then the credit, now or by then, returns
 		due = min(due, h.lastCheck.Add(checksSeen))
 	}
 	if d, ok := l.waitFor(t, a, set, h.enoughFor(h.head(), set)-l.available(a, set)); ok {

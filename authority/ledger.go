@@ -51,6 +51,8 @@ type Ledger struct {
 	gone    []goneMember // final members, in order of time
 	stamp   grant.Instant
 
+	confirmBy grant.Instant // members that the registry has not named by then are lost; 0: all are named
+
 	versionFloor uint64
 	recovered    *recovery
 
@@ -252,6 +254,7 @@ func (l *Ledger) begin(now grant.Instant) {
 	l.now = max(l.now, now)
 	l.forgetDecisions()
 	l.forgetMembers()
+	l.confirmMembers()
 	for len(l.timers) > 0 && l.timers[0].timer <= l.now {
 		t := l.timers[0]
 		for a := range t.accounts {
@@ -288,7 +291,7 @@ func (l *Ledger) expire(t *tenant, a *account) {
 		}
 		if o.outstanding > 0 {
 			h.nextExpiry = min(h.nextExpiry, o.expiry)
-		} else if o.member.state != Live && o.open == nil {
+		} else if o.member.state > Live && o.open == nil {
 			leaving = append(leaving, inc)
 		}
 	}
@@ -309,7 +312,7 @@ func (l *Ledger) setOutstanding(h *hot, o *owner, u grant.Units) {
 
 // releaseIfGone forgets an owner unless something of it is still needed.
 func (l *Ledger) releaseIfGone(t *tenant, a *account, inc grant.Incarnation) {
-	if o := a.hot.owners[inc]; o != nil && o.member.state != Live && o.outstanding == 0 && o.open == nil {
+	if o := a.hot.owners[inc]; o != nil && o.member.state > Live && o.outstanding == 0 && o.open == nil {
 		l.release(t, a, inc)
 	}
 }
@@ -521,6 +524,9 @@ func (l *Ledger) wake() grant.Instant {
 	}
 	if len(l.window) > 0 {
 		due = min(due, roundUp(l.window[0].at.Add(l.cfg.DedupWindow)))
+	}
+	if l.confirmBy > 0 {
+		due = min(due, l.confirmBy)
 	}
 	if l.buckets > 0 {
 		due = min(due, l.persisted.Add(l.cfg.PersistTimeEvery))

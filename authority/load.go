@@ -185,8 +185,7 @@ func (l *Ledger) loadOwner(name string, d *decoder, seen func(grant.Instant), la
 		}
 		o.member = l.members[inc]
 		if o.member == nil {
-			// Until the registry says otherwise.
-			o.member = &member{id: inc, owner: grant.Owner(name), state: Lost, holds: make(map[*account]*tenant)}
+			o.member = &member{id: inc, owner: grant.Owner(name), holds: make(map[*account]*tenant)}
 			l.members[inc] = o.member
 		}
 		o.member.holds[a] = t
@@ -224,6 +223,9 @@ func (l *Ledger) afterLoad() {
 		}
 	}
 	sortIdle(l.idle)
+	if len(l.members) > 0 {
+		l.confirmBy = l.now.Add(confirmIn)
+	}
 	for inc, m := range l.members {
 		if m.state.Final() {
 			l.gone = append(l.gone, goneMember{l.now, inc})

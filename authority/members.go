@@ -12,6 +12,11 @@ import (
 // The registry of incarnations remembers longer and registers it no more.
 const finalMemory = 10 * time.Minute
 
+// confirmIn is how long after a load the registry has to name the incarnations
+// that hold something. Until then none is taken for lost: the last grant id is
+// kept as long as the incarnation is registered.
+const confirmIn = time.Minute
+
 type goneMember struct {
 	at  grant.Instant
 	inc grant.Incarnation
@@ -43,7 +48,7 @@ func (l *Ledger) memberChanged(c Caller, ev *Member) {
 		l.records = append(l.records, Record{key(kindMember, m.id[:]), encodeMember(m, l.now)})
 		l.gone = append(l.gone, goneMember{l.now, m.id})
 	}
-	if m.state != Live {
+	if m.state > Live {
 		l.leave(m, ev.State == Discarded)
 	}
 	l.memberReply(c, ev.Incarnation, m.state)
@@ -88,6 +93,26 @@ func (l *Ledger) leave(m *member, discarded bool) {
 	}
 	if m.state == Lost && len(m.holds) == 0 {
 		delete(l.members, m.id)
+	}
+}
+
+// confirmMembers takes for lost whoever the registry did not name after a load.
+func (l *Ledger) confirmMembers() {
+	if l.confirmBy == 0 || l.now < l.confirmBy {
+		return
+	}
+	l.confirmBy = 0
+	unnamed := make([]grant.Incarnation, 0, len(l.members))
+	for inc, m := range l.members {
+		if m.state < Live {
+			unnamed = append(unnamed, inc)
+		}
+	}
+	slices.SortFunc(unnamed, compareIncarnations)
+	for _, inc := range unnamed {
+		m := l.members[inc]
+		m.state = Lost
+		l.leave(m, false)
 	}
 }
 
