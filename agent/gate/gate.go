@@ -237,84 +237,98 @@ func (g *Gate) distrust(now agent.Reading) {
 
 // Decide answers one request. It returns within the smaller of Config.Deadline
 // and ctx, and never with Outcome Waiting.
-func (g *Gate) Decide(ctx context.Context, r Request) agent.Decision {
+func (g *Gate) Decide(ctx context.Context, r Request) (d agent.Decision) {
 	now := g.guard.now()
-	if e := g.table.get(r.Tenant); e != nil && r.Count >= 0 && int64(now.Mono) < g.guard.fresh.Load() {
-		if d, ok := e.tenant.Take(now, r.Class, r.Count); ok {
+	e := g.table.get(r.Tenant)
+	trusted := int64(now.Mono) < g.guard.fresh.Load()
+	if e != nil && trusted {
+		var ok bool
+		if d, ok = e.tenant.Take(now, r.Class, r.Count); ok {
 			if e.tenant.Low() {
 				g.runsLow(e)
 			}
-			mix := scatter(now.Mono)
-			g.counters.add(mix, &d)
-			if mix>>32%localSample == 0 {
-				g.counters.took(d.Path, g.guard.now().Mono.Sub(now.Mono))
-			}
-			if g.record != nil && d.Outcome == agent.Admitted {
-				g.record(Admission{r, d, now.Wall + d.At - now.Mono})
-			}
+			g.note(&r, &d, now, false)
 			return d
 		}
 	}
-	return g.decideSlowly(ctx, r, now)
-}
-
-func (g *Gate) decideSlowly(ctx context.Context, r Request, start agent.Reading) agent.Decision {
-	d := g.judge(ctx, r, start)
-	d.Start = start.Mono
+	if !trusted {
+		g.guard.look(false, g.distrust)
+	}
+	var waited bool
+	d, waited = g.judge(ctx, &r, e, now)
+	d.Start = now.Mono
 	if d.At == 0 {
-		d.At = start.Mono
+		d.At = now.Mono
 	}
-	g.counters.add(scatter(start.Mono), &d)
-	g.counters.took(d.Path, g.guard.now().Mono.Sub(start.Mono))
-	if g.record != nil && d.Outcome == agent.Admitted {
-		g.record(Admission{r, d, start.Wall + d.At - start.Mono})
-	}
+	g.note(&r, &d, now, waited)
 	return d
 }
 
-// judge is the slow path.
-func (g *Gate) judge(ctx context.Context, r Request, start agent.Reading) agent.Decision {
+// note counts and records a decision. The time of those that did not wait is
+// taken from a sample.
+func (g *Gate) note(r *Request, d *agent.Decision, start agent.Reading, waited bool) {
+	mix := scatter(start.Mono)
+	g.counters.add(mix, d)
+	if waited || mix>>32%localSample == 0 {
+		g.counters.took(d.Path, waited, g.guard.now().Mono.Sub(start.Mono))
+	}
+	if g.record != nil && d.Outcome == agent.Admitted {
+		g.record(Admission{*r, *d, start.Wall + d.At - start.Mono})
+	}
+}
+
+// judge is the slow path; e is the tenant's entry if it has one.
+func (g *Gate) judge(ctx context.Context, r *Request, e *entry, start agent.Reading) (d agent.Decision, waited bool) {
+	no := func(o agent.Outcome, why grant.Reason) (agent.Decision, bool) {
+		return agent.Decision{Outcome: o, Reason: why}, false
+	}
 	switch {
 	case r.Count < 0 || r.Class.Validate() != nil:
-		return agent.Decision{Outcome: agent.Rejected, Reason: grant.Invalid}
+		return no(agent.Rejected, grant.Invalid)
 	case g.state.Load() != running:
-		return agent.Decision{Outcome: agent.Undecided, Reason: grant.Unavailable}
+		return no(agent.Undecided, grant.Unavailable)
 	case ctx.Err() != nil:
-		return agent.Decision{Outcome: agent.Undecided, Reason: grant.Deadline}
+		return no(agent.Undecided, grant.Deadline)
 	}
 	if g.draining.Load() {
 		g.asked.Store(int64(start.Mono))
 	}
-	g.guard.look(false, g.distrust)
-	budget := g.cfg.Deadline
+	now, budget := start, g.cfg.Deadline
+	mine := e != nil && e.mu.TryLock()
+	if mine && e.gone {
+		e.mu.Unlock()
+		mine = false
+	}
+	if !mine {
+		var why grant.Reason
+		if e, why = g.locked(r.Tenant); e == nil {
+			if why == grant.Invalid {
+				return no(agent.Rejected, why)
+			}
+			return no(agent.Undecided, why)
+		}
+		// The lock may have taken a while: the machine sees the time of now,
+		// the caller gets what is left of the budget.
+		now = g.guard.now()
+		budget -= now.Mono.Sub(start.Mono)
+	}
 	if until, ok := ctx.Deadline(); ok {
 		budget = min(budget, time.Until(until))
 	}
-	e, why := g.locked(r.Tenant)
-	if e == nil {
-		if why == grant.Invalid {
-			return agent.Decision{Outcome: agent.Rejected, Reason: why}
-		}
-		return agent.Decision{Outcome: agent.Undecided, Reason: why, RetryAfter: time.Second}
-	}
-	if g.state.Load() != running { // again: shut visits whom it finds waiting
+	switch {
+	case g.state.Load() != running: // again: shut visits whom it finds waiting
 		e.mu.Unlock()
-		return agent.Decision{Outcome: agent.Undecided, Reason: grant.Unavailable}
-	}
-	// The mutex may have taken a while: the machine sees the time of now, the
-	// caller the budget that is left.
-	now := g.guard.now()
-	budget -= now.Mono.Sub(start.Mono)
-	if budget <= 0 {
+		return no(agent.Undecided, grant.Unavailable)
+	case budget <= 0:
 		e.mu.Unlock()
-		return agent.Decision{Outcome: agent.Undecided, Reason: grant.Deadline}
+		return no(agent.Undecided, grant.Deadline)
 	}
 	ticket := g.ticket.Add(1)
-	d := e.tenant.Ask(now, agent.Ask{Ticket: ticket, Class: r.Class, Count: r.Count, Budget: budget}, &e.fx)
+	d = e.tenant.Ask(now, agent.Ask{Ticket: ticket, Class: r.Class, Count: r.Count, Budget: budget}, &e.fx)
 	if d.Outcome != agent.Waiting {
 		g.settle(e, now)
 		e.mu.Unlock()
-		return d
+		return d, false
 	}
 	ch := g.pool.Get().(chan agent.Decision)
 	e.waiters[ticket] = ch
@@ -337,7 +351,7 @@ func (g *Gate) judge(ctx context.Context, r Request, start agent.Reading) agent.
 		}
 	}
 	g.pool.Put(ch)
-	return d
+	return d, true
 }
 
 // locked returns the tenant's entry with its lock held, a new one if need be;

@@ -13,8 +13,8 @@ const (
 	outcomes = int(agent.Rejected) + 1
 	paths    = int(agent.Unrestricted) + 1
 	shards   = 16
-	// localSample: one local decision in this many has its time taken; a second
-	// reading of the clock would cost half of the decision.
+	// localSample: one in this many of the decisions that did not wait has its
+	// time taken; a second reading of the clock would cost half of the decision.
 	localSample = 256
 )
 
@@ -33,7 +33,7 @@ type counters struct {
 		n [outcomes * grant.NumReasons * paths]atomic.Uint64
 		_ [64]byte
 	}
-	latency [paths]struct {
+	latency [paths][2]struct { // [1]: of those that waited
 		n   [len(LatencyBounds) + 1]atomic.Uint64
 		sum atomic.Int64
 	}
@@ -53,13 +53,17 @@ func (c *counters) add(mix uint64, d *agent.Decision) {
 	}
 }
 
-func (c *counters) took(p agent.Path, d time.Duration) {
+func (c *counters) took(p agent.Path, waited bool, d time.Duration) {
 	i := 0
 	for i < len(LatencyBounds) && d > LatencyBounds[i] {
 		i++
 	}
-	c.latency[p].n[i].Add(1)
-	c.latency[p].sum.Add(int64(d))
+	l := &c.latency[p][0]
+	if waited {
+		l = &c.latency[p][1]
+	}
+	l.n[i].Add(1)
+	l.sum.Add(int64(d))
 }
 
 // Count is how often one kind of decision was made.
@@ -70,10 +74,11 @@ type Count struct {
 	N       uint64
 }
 
-// Latency is the distribution of decision times on one path; Local ones are
-// sampled, one in 256.
+// Latency is the distribution of decision times on one path. Decisions that did
+// not wait are sampled, one in 256.
 type Latency struct {
 	Path    agent.Path
+	Waited  bool
 	Buckets [len(LatencyBounds) + 1]uint64 // not cumulative
 	Sum     time.Duration
 }
@@ -142,11 +147,14 @@ func (g *Gate) Stats() Stats {
 		}
 	}
 	for p := range paths {
-		l := Latency{Path: agent.Path(p), Sum: time.Duration(g.counters.latency[p].sum.Load())}
-		for i := range l.Buckets {
-			l.Buckets[i] = g.counters.latency[p].n[i].Load()
+		for w := range 2 {
+			from := &g.counters.latency[p][w]
+			l := Latency{Path: agent.Path(p), Waited: w == 1, Sum: time.Duration(from.sum.Load())}
+			for i := range l.Buckets {
+				l.Buckets[i] = from.n[i].Load()
+			}
+			s.Latencies = append(s.Latencies, l)
 		}
-		s.Latencies = append(s.Latencies, l)
 	}
 	return s
 }
