@@ -276,7 +276,8 @@ func (l *Ledger) forgetDecisions() {
 		*b = decidedBatch{}
 	}
 	if n == len(l.window) {
-		l.window = nil // gives the memory of a burst back
+		// A map never shrinks: give the memory of a burst back.
+		l.window, l.decided = nil, make(map[grant.Attempt]decision)
 	} else {
 		l.window = l.window[n:]
 	}
