@@ -195,6 +195,7 @@ func TestDurationEnds(t *testing.T) {
 	for _, d := range []*durationpb.Duration{
 		{Seconds: maxSeconds, Nanos: int32(int64(most)%int64(time.Second)) + 1},
 		{Seconds: maxSeconds + 1},
+		{Seconds: 18_446_744_074}, // wraps to 290 ms
 		{Seconds: math.MaxInt64},
 		{Seconds: math.MinInt64},
 		{Nanos: 1e9},

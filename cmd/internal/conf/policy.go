@@ -303,7 +303,8 @@ func ParsePolicy(name string, raw []byte) (*grant.Policy, error) {
 }
 
 // PoliciesYAML renders a policy file in which every tenant is written out in
-// full, in order of tenant; ParsePolicies reads the same policies back.
+// full, in order of tenant; ParsePolicies reads the same policies back. Tenants
+// without a policy, deleted ones, are left out.
 func PoliciesYAML(list []TenantPolicy) []byte {
 	sorted := slices.SortedFunc(slices.Values(list), func(a, b TenantPolicy) int {
 		return strings.Compare(string(a.Tenant), string(b.Tenant))
@@ -313,6 +314,9 @@ func PoliciesYAML(list []TenantPolicy) []byte {
 		add(file, "strict", word("!!bool", "true"))
 	}
 	for _, t := range sorted {
+		if t.Policy == nil {
+			continue
+		}
 		add(tenants, string(t.Tenant), policyNode(t.Policy))
 	}
 	add(file, "tenants", tenants)

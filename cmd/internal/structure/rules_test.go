@@ -37,8 +37,6 @@ var impureTime = words(`Now Since Until Sleep After AfterFunc Tick NewTimer NewT
 var exempt = map[string]string{
 	// Draws 128 bits for a new incarnation, from the shells only.
 	"proto/grant/ident.go": "crypto/rand",
-	// Wallets are shared by the goroutines of a gateway.
-	"agent/wallet.go": "sync",
 }
 
 // layers say which folders may not be imported from which: a package under the

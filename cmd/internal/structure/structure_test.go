@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,6 +81,7 @@ func tool(f goFile) bool { return within(f.pkg, ".ci") }
 
 func TestImports(t *testing.T) {
 	files, _ := sources(t)
+	unused := maps.Clone(exempt)
 	for _, f := range files {
 		if tool(f) {
 			continue // a module of its own
@@ -89,6 +91,9 @@ func TestImports(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if exempt[f.path()] == path {
+				delete(unused, f.path())
+			}
 			if fault := importFault(f.pkg, f.name, path); fault != "" {
 				t.Errorf("%s imports %s: %s", f.path(), path, fault)
 			}
@@ -96,6 +101,9 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s: dot import of %s", f.path(), path)
 			}
 		}
+	}
+	for file, imported := range unused {
+		t.Errorf("%s is exempt for %s, which it does not import", file, imported)
 	}
 }
 
