@@ -26,8 +26,8 @@
 //
 // lost says that so many admissions were not written at this place, because
 // the writer's queue was full. end closes a file that was finished; without it
-// the writer died and what it had buffered is missing. After end another header
-// may follow. A last line without its newline was cut by the writer's death; it
+// the writer died and what it had buffered is missing. Another header begins
+// another part. A last line without its newline was cut by the writer's death; it
 // is not counted but reported. Anything else is an error.
 //
 // # Access logs

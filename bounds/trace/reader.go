@@ -26,8 +26,8 @@ type Stats struct {
 	Bad      int64  // malformed and left out
 	FirstBad error  // the first of them
 
-	// Of Admissions only: records that the writer says it lost; whether the
-	// file was ended by its writer; whether its last line was cut.
+	// Of Admissions only: records that the writer says it lost; whether every
+	// part of the file was ended by its writer; whether its last line was cut.
 	Lost     uint64
 	Complete bool
 	Torn     bool
@@ -45,6 +45,7 @@ type Reader struct {
 	// sinceHeader counts records, lost those said lost, for the check at the end line.
 	sinceHeader, sinceLost uint64
 	ended                  bool // after an end line: a header, or nothing
+	unended                bool // some part was not
 
 	held       held
 	newest     grant.Instant
@@ -309,7 +310,7 @@ func (r *Reader) readAdmission() (Record, error) {
 	for {
 		line, whole, err := r.line()
 		if err == io.EOF {
-			r.stats.Complete = r.ended
+			r.stats.Complete = r.ended && !r.unended
 			return Record{}, err
 		} else if err != nil {
 			return Record{}, err
@@ -325,6 +326,7 @@ func (r *Reader) readAdmission() (Record, error) {
 			if h, f = parseHeader(line); f == nil && h.Clock != r.header.Clock {
 				f = &fault{"clock", short(h.Clock), "the clock of the first header, " + short(r.header.Clock)}
 			}
+			r.unended = r.unended || !r.ended
 			r.sinceHeader, r.sinceLost, r.ended = 0, 0, false
 		case r.ended:
 			f = &fault{"line", short(line), "nothing but another header after the line that ends a file"}

@@ -191,6 +191,7 @@ func TestFaults(t *testing.T) {
 		{"other comment", Admissions, Options{}, head + "#note\n", `f:2: time: "#note"`},
 		{"blank", Admissions, Options{}, head + "\n", `f:2: time: ""`},
 		{"lines missing", Admissions, Options{}, head + "#end lines=1 lost=0\n", `f:2: end: 1 records and 0 lost, where 0 and 0 were read`},
+		{"loss not said", Admissions, Options{}, head + "#end lines=0 lost=3\n", `f:2: end: 0 records and 3 lost, where 0 and 0 were read`},
 		{"after the end", Admissions, Options{}, head + "#end lines=0 lost=0\n1 \"a\" \"r\" 1 \"o\" local decision\n", `f:3: line: `},
 		{"another clock", Admissions, Options{}, head + "#stipend-admissions 1 recorder=\"r\" clock=\"d\" unit=ns\n", `f:2: clock: "d"`},
 		{"order", Admissions, Options{Window: 5}, head + "20 \"a\" \"r\" 1 \"o\" local decision\n14 \"a\" \"r\" 1 \"o\" local decision\n",
@@ -267,6 +268,45 @@ func TestTornFile(t *testing.T) {
 		if len(got) != want {
 			t.Fatalf("cut at %d: %d records, want %d", n, len(got), want)
 		}
+	}
+}
+
+// A recorder that starts again may go on in the same file: each part is
+// checked by itself, and the file is whole if each part is.
+func TestSeveralParts(t *testing.T) {
+	header := string(appendHeader(nil, Header{"r", "c"}))
+	record := func(at grant.Instant) string {
+		return string(appendRecord(nil, &Record{At: at, Tenant: "t", Class: "c"}))
+	}
+	first := header + record(1) + record(2) + "#lost 4\n"
+	for input, complete := range map[string]bool{
+		first + "#end lines=2 lost=4\n" + header + record(3) + "#lost 1\n#end lines=1 lost=1\n": true,
+		first + header + record(3) + "#lost 1\n#end lines=1 lost=1\n":                           false, // the first one was killed
+		first + "#end lines=2 lost=4\n" + header + record(3) + "#lost 1\n":                      false,
+	} {
+		r, err := Open(Admissions, strings.NewReader(input), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := collect(t, r)
+		if s := r.Stats(); err != nil || len(got) != 3 || s.Lost != 5 || s.Complete != complete {
+			t.Errorf("%q: %d records, %+v, %v", input, len(got), s, err)
+		}
+	}
+}
+
+// Without a window nothing is held back: one record at a time is enough.
+func TestNoWindowHoldsNothing(t *testing.T) {
+	b := appendHeader(nil, Header{"r", "c"})
+	for at := range grant.Instant(10) {
+		b = appendRecord(b, &Record{At: at / 2, Tenant: "t", Class: "c"})
+	}
+	r, err := Open(Admissions, bytes.NewReader(b), Options{MaxHeld: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := collect(t, r); err != nil || len(got) != 10 {
+		t.Errorf("%d records, %v", len(got), err)
 	}
 }
 
