@@ -130,6 +130,11 @@ func TestTable(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
+	p := good()
+	p.Emergency = &grant.Emergency{Burst: 5, Grant: grant.GrantSettings{Quantum: 1, Owners: 2, TTL: time.Minute}}
+	if rows, err := Table(p, 0, 0, Question{}); err != nil || rows[0].Value != "3002 units" || rows[0].Formula != "N*q + N_e*q_e" {
+		t.Errorf("with an emergency budget: %+v, %v", rows, err)
+	}
 	if _, err := Table(good(), 0, 0, Question{RoundTrip: -1}); err == nil {
 		t.Error("a negative round trip was taken")
 	}

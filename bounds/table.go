@@ -46,13 +46,17 @@ func Table(p *grant.Policy, rhoPPB int64, d time.Duration, q Question) ([]Row, e
 		}
 		return d.String()
 	}
-	add("slack", units(e.Slack()), "N*q", "what gateways may hold unspent; the burst grows by it")
+	slackOf, mostOf := "N*q", "r*(1+rho)*(T+d) + B + N*q"
+	if e.Emergency != (grant.Account{}) {
+		slackOf, mostOf = "N*q + N_e*q_e", "(r+r_e)*(1+rho)*(T+d) + B + B_e + N*q + N_e*q_e"
+	}
+	add("slack", units(e.Slack()), slackOf, "what gateways may hold unspent; the burst grows by it")
 	for _, t := range q.Over {
 		m, err := e.Max(t)
 		if err != nil {
 			return nil, err
 		}
-		add("max("+t.String()+")", units(m), "r*(1+rho)*(T+d) + B + N*q", "most that any interval of this length admits")
+		add("max("+t.String()+")", units(m), mostOf, "most that any interval of this length admits")
 	}
 	if perSecond, ok := e.CoordinationPerSecond(); ok {
 		add("coordination", strconv.FormatFloat(perSecond, 'g', 6, 64)+"/s", "r/q", "grants a second at full use")
