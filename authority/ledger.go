@@ -507,10 +507,11 @@ func (l *Ledger) persistTime() {
 }
 
 // stepDown answers what is parked and persists the time, before another node
-// leads the partition.
+// leads the partition. The parked go first: if moving the time served one of
+// them, its answer would leave although nobody waits for the last records.
 func (l *Ledger) stepDown(now grant.Instant) {
-	l.begin(now)
 	l.refuseParked(grant.Unavailable)
+	l.begin(now)
 	if l.now > l.persisted {
 		l.persistTime()
 	}
