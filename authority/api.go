@@ -31,6 +31,9 @@ type Config struct {
 	MaxParked int `yaml:"max_parked"`
 	// MaxTenants bounds the policies of one partition, deleted ones included.
 	MaxTenants int `yaml:"max_tenants"`
+	// RoundTrip is a round trip plus a commit, as assumed by the warnings about
+	// policies that cannot keep the promise of 97 %.
+	RoundTrip time.Duration
 	// MaxCallers bounds the incarnations whose Checks one partition remembers.
 	MaxCallers int `yaml:"max_callers"`
 }
@@ -47,6 +50,7 @@ func DefaultConfig() Config {
 		MaxParked:        4096,
 		MaxTenants:       1 << 20,
 		MaxCallers:       1 << 16,
+		RoundTrip:        5 * time.Millisecond,
 	}
 }
 
@@ -67,6 +71,7 @@ func (c Config) Validate() error {
 		check("max_batch", int64(c.MaxBatch), 1, 1<<16),
 		check("max_parked", int64(c.MaxParked), 1, 1<<20),
 		check("max_tenants", int64(c.MaxTenants), 1, 1<<24),
+		check("round_trip (ns)", int64(c.RoundTrip), 0, int64(time.Minute)),
 		check("max_callers", int64(c.MaxCallers), 1, 1<<24),
 	)
 }

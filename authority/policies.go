@@ -44,7 +44,7 @@ func (l *Ledger) apply(p *PutPolicy, res *PutResult) {
 		return
 	}
 	next := l.intern(p.Policy)
-	res.Warnings = bounds.Warnings(p.Policy, 0)
+	res.Warnings = bounds.Warnings(p.Policy, l.cfg.RoundTrip)
 	switch {
 	case t == nil:
 		if len(l.tenants) >= l.cfg.MaxTenants {

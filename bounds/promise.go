@@ -96,6 +96,8 @@ func Warnings(p *grant.Policy, roundTripPlusCommit time.Duration) []string {
 			units(p.Burst), units(p.Grant.Slack()))
 	case p.Rate.Zero():
 		say("rate 0: nothing refills; the %s of the burst are all there is.", units(p.Burst))
+	case p.Grant == (grant.GrantSettings{}):
+		// Chosen: every request is checked, exactly. Cold tenants are many.
 	case !p.Grant.Enabled():
 		say("no grants (grant.quantum %d, grant.owners %d): every request is checked at the authority. N*q is 0 and no unit is stranded, "+
 			"but no share of the rate is promised: it depends on how many checks the authority serves.", p.Grant.Quantum, p.Grant.Owners)
