@@ -234,7 +234,7 @@ func (l *Ledger) afterLoad() {
 	sortGone(l.gone)
 	fresh := l.recovered != nil && l.recovered.at < 0
 	if fresh {
-		l.recovered = &recovery{at: l.now, noGrants: l.now.Add(time.Duration(l.recovered.noGrants) + l.cfg.GrantLife(0))}
+		l.recovered = &recovery{at: l.now, noGrants: l.now.Add(l.cfg.GrantLife(time.Duration(l.recovered.noGrants)))}
 		e := newValue(24)
 		e.instant(l.recovered.at)
 		e.instant(l.recovered.noGrants)
