@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"pgregory.net/rapid"
 
 	"github.com/stipend/stipend/proto/grant"
 )
@@ -17,7 +18,7 @@ import (
 // Tick at every Wake on the way, as the contract asks, and tests the invariants
 // after every step.
 type stage struct {
-	tb      testing.TB
+	tb      rapid.TB
 	t       *Tenant
 	mono    time.Duration
 	wall    time.Duration // Wall-Mono, moved by steps and naps
@@ -27,6 +28,7 @@ type stage struct {
 	policy  *grant.Policy
 	nextAsk uint64
 	out     strings.Builder
+	ticked  func() // after every Tick that pass makes; may be nil
 }
 
 var (
@@ -44,7 +46,7 @@ func (s *stage) testConfig() Config {
 	return cfg
 }
 
-func newStage(tb testing.TB, edit func(*Config)) *stage {
+func newStage(tb rapid.TB, edit func(*Config)) *stage {
 	s := &stage{tb: tb, wall: 1000 * time.Hour}
 	cfg := s.testConfig()
 	if edit != nil {
@@ -104,6 +106,9 @@ func (s *stage) pass(d time.Duration) {
 		s.mono = max(s.mono, wake)
 		s.t.Tick(s.now(), &s.fx)
 		s.check()
+		if s.ticked != nil {
+			s.ticked()
+		}
 		if s.t.Wake() <= s.now().Mono {
 			s.tb.Fatalf("Wake %v is not after the Tick at %v; %s", s.t.Wake(), s.now().Mono, s.t.State())
 		}
@@ -242,7 +247,7 @@ func (s *stage) effects() {
 // args are key=value words of a line.
 type args map[string]string
 
-func (a args) dur(tb testing.TB, key string) time.Duration {
+func (a args) dur(tb rapid.TB, key string) time.Duration {
 	if a[key] == "" {
 		return 0
 	}
@@ -253,7 +258,7 @@ func (a args) dur(tb testing.TB, key string) time.Duration {
 	return d
 }
 
-func (a args) num(tb testing.TB, key string, otherwise int64) int64 {
+func (a args) num(tb rapid.TB, key string, otherwise int64) int64 {
 	if a[key] == "" {
 		return otherwise
 	}
@@ -264,7 +269,7 @@ func (a args) num(tb testing.TB, key string, otherwise int64) int64 {
 	return n
 }
 
-func reasonOf(tb testing.TB, name string) grant.Reason {
+func reasonOf(tb rapid.TB, name string) grant.Reason {
 	if name == "" {
 		return grant.None
 	}
