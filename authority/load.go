@@ -181,7 +181,11 @@ func (l *Ledger) loadOwner(name string, d *decoder, seen func(grant.Instant), la
 			return err
 		}
 		if a == nil {
-			return fmt.Errorf("owner of an emergency bucket that is not there: %w", errCorrupt)
+			// The bucket was full and is forgotten, the policy has none any more,
+			// and the owner's last grant id is still kept. Nothing says how large
+			// the bucket was: should a policy bring it back, it starts empty.
+			a = &account{emergency: true}
+			t.reserve = a
 		}
 		o.member = l.members[inc]
 		if o.member == nil {
