@@ -169,12 +169,13 @@ func (s *Store) Stats() Stats {
 	}
 	defer s.open.RUnlock()
 	m := s.db.Metrics()
-	total := m.Total()
 	st.LogBytes = m.WAL.BytesWritten
 	st.LogSize = m.WAL.Size
 	st.DiskBytes = m.DiskSpaceUsage()
 	st.CompactionDebt = m.Compact.EstimatedDebt
-	st.Written = total.TableBytesFlushed + total.TableBytesCompacted
+	for i := range m.Levels { // Total counts the log among them
+		st.Written += m.Levels[i].TableBytesFlushed + m.Levels[i].TableBytesCompacted
+	}
 	st.L0Sublevels = int(m.Levels[0].Sublevels)
 	st.Flushes = uint64(m.Flush.Count)
 	st.Compactions = uint64(m.Compact.Count)

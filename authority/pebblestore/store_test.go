@@ -340,7 +340,10 @@ func TestLoadBesideAFailure(t *testing.T) {
 	}
 	d.failLog(storetest.Kept)
 	if err := s.Load(1, func(_, _ []byte) error {
-		return s.Commit(2, record("k", "v"))
+		if s.Commit(2, record("k", "v")) == nil {
+			t.Error("the commit succeeded")
+		}
+		return nil
 	}); !errors.Is(err, ErrFailed) {
 		t.Errorf("Load: %v", err)
 	}
