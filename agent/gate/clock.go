@@ -44,7 +44,8 @@ func kernelClocks() (boot, raw grant.Instant, err error) {
 // guard notices that a clock stepped or that the machine slept.
 type guard struct {
 	clock     Clock
-	base      time.Time // origin of the system's monotonic readings
+	base      time.Time     // of the system's readings
+	origin    grant.Instant // CLOCK_MONOTONIC at base
 	tolerance time.Duration
 
 	fresh  atomic.Int64 // monotonic instant up to which the last look is good
@@ -63,7 +64,8 @@ func newGuard(c Clock, tolerance time.Duration) *guard {
 	if c.Now == nil && c.Kernel == nil {
 		c.Kernel = kernelClocks
 	}
-	g := &guard{clock: c, base: time.Now(), tolerance: tolerance}
+	g := &guard{clock: c, tolerance: tolerance}
+	g.base, g.origin = monotonicNow()
 	now := g.now()
 	g.offset.Store(int64(now.Wall - now.Mono))
 	g.moved.Store(int64(now.Mono) - 1)
@@ -75,8 +77,30 @@ func (g *guard) now() agent.Reading {
 		return g.clock.Now()
 	}
 	t := time.Now()
-	// The origin is an hour before the start, so that no instant is zero or negative.
-	return agent.Reading{Mono: grant.Instant(t.Sub(g.base) + time.Hour), Wall: grant.Instant(t.UnixNano())}
+	return agent.Reading{Mono: g.origin + grant.Instant(t.Sub(g.base)), Wall: grant.Instant(t.UnixNano())}
+}
+
+// monotonicNow ties the runtime's monotonic time, whose origin is hidden, to
+// the kernel's CLOCK_MONOTONIC, so that the instants of all processes of a
+// machine can be compared. Of a few readings the least disturbed counts.
+func monotonicNow() (time.Time, grant.Instant) {
+	var base time.Time
+	var origin grant.Instant
+	best := time.Duration(-1)
+	for range 8 {
+		before := time.Now()
+		var ts unix.Timespec
+		if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+			break
+		}
+		if took := time.Since(before); best < 0 || took < best {
+			best, base, origin = took, before.Add(took/2), grant.Instant(ts.Nano())
+		}
+	}
+	if best < 0 {
+		return time.Now(), grant.Instant(time.Hour)
+	}
+	return base, origin
 }
 
 // look compares the clocks and calls distrust when one moved, before the

@@ -60,7 +60,7 @@ func Defaults() Config {
 	}
 }
 
-// Validate names every field that cannot be used.
+// Validate names every field that cannot be used; Authority has its own.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(ok bool, field string, given any, allowed string) {
@@ -71,7 +71,6 @@ func (c Config) Validate() error {
 	if err := c.Owner.Validate(); err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, c.Authority.Validate())
 	bad(c.Deadline >= time.Millisecond && c.Deadline <= time.Minute, "deadline", c.Deadline, "1ms to 1m")
 	bad(c.MaxForwardDelay >= c.Deadline && c.MaxForwardDelay <= time.Hour, "max_forward_delay", c.MaxForwardDelay, "deadline to 1h")
 	bad(c.Tolerance >= time.Millisecond && c.Tolerance <= time.Second, "tolerance", c.Tolerance, "1ms to 1s")

@@ -90,12 +90,12 @@ func Defaults() Config {
 	}
 }
 
-// Validate names every field that cannot be used.
+// Validate names every field that cannot be used, in its YAML form.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(ok bool, field string, given any, allowed string) {
 		if !ok {
-			errs = append(errs, fmt.Errorf("authority.%s: %v; allowed: %s", field, given, allowed))
+			errs = append(errs, fmt.Errorf("%s: %v; allowed: %s", field, given, allowed))
 		}
 	}
 	bad(c.Target != "", "target", `""`, "host:port of the authority")

@@ -98,7 +98,7 @@ type Link struct {
 // New makes a link; nothing is dialled before Run.
 func New(cfg Config, id Identity, ev Events) (*Link, error) {
 	if err := cfg.Validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("link: %w", err)
 	}
 	if err := id.Owner.Validate(); err != nil {
 		return nil, err

@@ -337,7 +337,7 @@ func TestConfigValidate(t *testing.T) {
 	}
 	err := link.Config{TLS: link.TLS{Cert: "x"}, Keepalive: time.Second}.Validate()
 	for _, field := range []string{"target", "silence", "handshake", "redial_min", "keepalive", "queue", "tls.cert", "tls.enabled"} {
-		if err == nil || !strings.Contains(err.Error(), "authority."+field+":") {
+		if err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%s is not named in %v", field, err)
 		}
 	}

@@ -113,8 +113,12 @@ func (a *Authority) Close() {
 	a.wg.Wait()
 }
 
-// Put sets the policy of a tenant; a new tenant starts with a full bucket.
+// Put sets the policy of a tenant; a new tenant starts with a full bucket. An
+// invalid policy, which no authority would have taken, ends the test.
 func (a *Authority) Put(id grant.TenantID, p *grant.Policy) {
+	if faults := p.Validate(); len(faults) > 0 {
+		panic(faults[0])
+	}
 	a.mu.Lock()
 	t := a.tenants[id]
 	if t == nil {

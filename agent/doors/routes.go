@@ -1,0 +1,106 @@
+package doors
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/stipend/stipend/proto/grant"
+)
+
+// maxRoutes bounds a route table.
+const maxRoutes = 4096
+
+// Route maps requests to a route class.
+type Route struct {
+	// Pattern is one of net/http's ServeMux: "[METHOD ][HOST]/PATH", with
+	// wildcards such as {id} and {rest...}.
+	Pattern string           `yaml:"pattern"`
+	Class   grant.RouteClass `yaml:"class"`
+	// CountHeader names the header with the number of operations, which counts
+	// from trusted peers only. Empty: every request is one operation.
+	CountHeader string `yaml:"count_header"`
+	// MaxCount bounds what that header may say; zero means 1,000,000.
+	MaxCount grant.Units `yaml:"max_count"`
+}
+
+const defaultMaxCount = 1_000_000
+
+// ServeHTTP makes a Route a handler, which is how ServeMux keeps it; it is
+// never served.
+func (*Route) ServeHTTP(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }
+
+// Routes is the fixed table of what may be asked for.
+type Routes struct{ mux *http.ServeMux }
+
+// NewRoutes builds the table, or names every route that cannot be used.
+func NewRoutes(list []Route) (*Routes, error) {
+	rs := &Routes{mux: http.NewServeMux()}
+	if len(list) == 0 || len(list) > maxRoutes {
+		return nil, fmt.Errorf("routes: %d; allowed: 1 to %d", len(list), maxRoutes)
+	}
+	var errs []error
+	for i, r := range list {
+		at := fmt.Sprintf("routes[%d]", i)
+		if err := r.Class.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("%s.%w", at, err))
+		}
+		if r.CountHeader != "" && !validHeader(r.CountHeader) {
+			errs = append(errs, fmt.Errorf("%s.count_header: %q; allowed: letters, digits and '-'", at, r.CountHeader))
+		}
+		if r.MaxCount < 0 {
+			errs = append(errs, fmt.Errorf("%s.max_count: %d; allowed: 0 (which means %d) or more", at, r.MaxCount, defaultMaxCount))
+		}
+		if r.MaxCount == 0 {
+			r.MaxCount = defaultMaxCount
+		}
+		r.CountHeader = http.CanonicalHeaderKey(r.CountHeader)
+		if err := register(rs.mux, &r); err != nil {
+			errs = append(errs, fmt.Errorf("%s.pattern: %w", at, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return rs, nil
+}
+
+// register turns ServeMux's panic, its only way to refuse, into an error.
+func register(mux *http.ServeMux, r *Route) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%q: %v", r.Pattern, p)
+		}
+	}()
+	mux.Handle(r.Pattern, r)
+	return nil
+}
+
+// match finds the route of a request: its Method, Host and URL count. Paths
+// that are not clean ("//", "/../") match nothing: the backend might read them
+// another way.
+func (rs *Routes) match(r *http.Request) (*Route, bool) {
+	if r.URL == nil || r.URL.Path == "" || r.Method == http.MethodConnect {
+		return nil, false
+	}
+	h, _ := rs.mux.Handler(r)
+	route, ok := h.(*Route) // everything else redirects or says 404 or 405
+	return route, ok
+}
+
+// count reads the number of operations.
+func (r *Route) count(h http.Header, trusted bool) (grant.Units, error) {
+	if r.CountHeader == "" || !trusted {
+		return 1, nil
+	}
+	v := h[r.CountHeader]
+	if len(v) == 0 {
+		return 1, nil
+	}
+	n, err := strconv.ParseInt(v[0], 10, 64)
+	if err != nil || len(v) > 1 || n < 0 || grant.Units(n) > r.MaxCount {
+		return 0, fmt.Errorf("%s must be one whole number from 0 to %d", r.CountHeader, r.MaxCount)
+	}
+	return grant.Units(n), nil
+}
