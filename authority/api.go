@@ -13,29 +13,29 @@ import (
 type Config struct {
 	// RhoPPB bounds the rate error of monotonic clocks, in parts per billion:
 	// 0 to 10,000,000 (1 %).
-	RhoPPB int64 `yaml:"rho_ppb"`
+	RhoPPB int64 `yaml:"rho_ppb" help:"bound on the rate error of clocks, parts per billion"`
 	// Tolerance for steps between an agent's clocks, 0 to 1 s; the authority
 	// waits that much longer than an agent before it takes units for expired.
-	Tolerance time.Duration `yaml:"tolerance"`
+	Tolerance time.Duration `yaml:"tolerance" help:"tolerance for steps between an agent's clocks"`
 	// DedupWindow is how long an allowed Check is remembered in ledger time.
 	// It must exceed the longest time in which a caller repeats an attempt.
-	DedupWindow time.Duration `yaml:"dedup_window"`
+	DedupWindow time.Duration `yaml:"dedup_window" help:"how long an allowed Check is remembered"`
 	// PersistTimeEvery bounds how much ledger time a crash may lose while a
 	// bucket is not full. At most 5 s.
-	PersistTimeEvery time.Duration `yaml:"persist_time_every"`
+	PersistTimeEvery time.Duration `yaml:"persist_time_every" help:"most ledger time that a crash loses"`
 	// MaxInbox is how many calls wait for a step; one tenant holds at most a
 	// fair share of them. MaxBatch is how many one step takes.
-	MaxInbox int `yaml:"max_inbox"`
-	MaxBatch int `yaml:"max_batch"`
+	MaxInbox int `yaml:"max_inbox" help:"calls that wait for a step, in each partition"`
+	MaxBatch int `yaml:"max_batch" help:"calls that one step takes"`
 	// MaxParked is how many grant requests wait for refill in one partition.
-	MaxParked int `yaml:"max_parked"`
+	MaxParked int `yaml:"max_parked" help:"grant requests that wait for refill, in each partition"`
 	// MaxTenants bounds the policies of one partition, deleted ones included.
-	MaxTenants int `yaml:"max_tenants"`
+	MaxTenants int `yaml:"max_tenants" help:"policies of each partition, deleted ones included"`
+	// MaxCallers bounds the incarnations whose Checks one partition remembers.
+	MaxCallers int `yaml:"max_callers" help:"incarnations whose Checks each partition remembers"`
 	// RoundTrip is a round trip plus a commit, as assumed by the warnings about
 	// policies that cannot keep the promise of 97 %.
-	RoundTrip time.Duration
-	// MaxCallers bounds the incarnations whose Checks one partition remembers.
-	MaxCallers int `yaml:"max_callers"`
+	RoundTrip time.Duration `yaml:"round_trip" help:"round trip plus commit that warnings about policies assume"`
 }
 
 // DefaultConfig is what the daemon starts from.
@@ -54,25 +54,31 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate names the first field out of range.
+// Validate names every field out of range.
 func (c Config) Validate() error {
-	check := func(field string, given, low, high int64) error {
+	number := func(field string, given, low, high int64) error {
 		if given < low || given > high {
 			return fmt.Errorf("%s: %d; allowed: %d to %d", field, given, low, high)
 		}
 		return nil
 	}
+	span := func(field string, given, low, high time.Duration) error {
+		if given < low || given > high {
+			return fmt.Errorf("%s: %v; allowed: %v to %v", field, given, low, high)
+		}
+		return nil
+	}
 	return errors.Join(
-		check("rho_ppb", c.RhoPPB, 0, 10_000_000),
-		check("tolerance (ns)", int64(c.Tolerance), 0, int64(time.Second)),
-		check("dedup_window (ns)", int64(c.DedupWindow), int64(time.Second), int64(time.Hour)),
-		check("persist_time_every (ns)", int64(c.PersistTimeEvery), int64(time.Millisecond), int64(5*time.Second)),
-		check("max_inbox", int64(c.MaxInbox), 1, 1<<20),
-		check("max_batch", int64(c.MaxBatch), 1, 1<<16),
-		check("max_parked", int64(c.MaxParked), 1, 1<<20),
-		check("max_tenants", int64(c.MaxTenants), 1, 1<<24),
-		check("round_trip (ns)", int64(c.RoundTrip), 0, int64(time.Minute)),
-		check("max_callers", int64(c.MaxCallers), 1, 1<<24),
+		number("rho_ppb", c.RhoPPB, 0, 10_000_000),
+		span("tolerance", c.Tolerance, 0, time.Second),
+		span("dedup_window", c.DedupWindow, time.Second, time.Hour),
+		span("persist_time_every", c.PersistTimeEvery, time.Millisecond, 5*time.Second),
+		number("max_inbox", int64(c.MaxInbox), 1, 1<<20),
+		number("max_batch", int64(c.MaxBatch), 1, 1<<16),
+		number("max_parked", int64(c.MaxParked), 1, 1<<20),
+		number("max_tenants", int64(c.MaxTenants), 1, 1<<24),
+		number("max_callers", int64(c.MaxCallers), 1, 1<<24),
+		span("round_trip", c.RoundTrip, 0, time.Minute),
 	)
 }
 
