@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/stipend/stipend/authority"
@@ -104,6 +105,8 @@ func (c *Center) Crash() {
 	}
 	c.w.Registry.orphan()
 	c.nodes, c.streams = nil, nil
+	c.paused, c.waiting = false, nil
+	c.Clock.Wake(c.w.now)
 }
 
 // drop is the end of a Node's memory: what was being committed has landed or not.
@@ -246,14 +249,13 @@ func (c *Center) pump(n *node) {
 	}
 	now := c.Clock.Authority(c.w.now)
 	before := n.Stats()
-	waiting := n.Waiting()
 	records := n.Step(now)
 	after := n.Stats()
-	taken := min(len(n.offered), waiting-n.Waiting())
 	n.step = step{at: c.w.now, granted: after.Granted - before.Granted, checked: after.Checked - before.Checked}
-	// Which of the offered were taken depends on turns: take all for asked.
+	// Which of the offered were taken depends on turns: take all for asked that
+	// were not answered.
 	n.step.calls = n.offered
-	if taken == len(n.offered) {
+	if n.Waiting() == 0 {
 		n.offered = nil
 	}
 	if len(records) == 0 {
@@ -301,6 +303,29 @@ func (c *Center) committed(n *node, err error) {
 func (c *Center) release(n *node, s step) {
 	replies := n.Replies()
 	c.w.Judge.released(n.p, s, replies)
+	if len(n.offered) > 0 {
+		answered := make(map[authority.Caller]bool)
+		for _, r := range replies {
+			if r.Caller != nil {
+				answered[r.Caller] = true
+			}
+		}
+		attempts := make(map[grant.Attempt]bool)
+		for _, r := range replies {
+			if r.Check != nil {
+				attempts[r.Check.Attempt] = true
+			}
+		}
+		n.offered = slices.DeleteFunc(slices.Clone(n.offered), func(call authority.Call) bool {
+			switch {
+			case call.Check != nil:
+				return attempts[call.Check.Attempt]
+			case call.Grant != nil, call.Member != nil:
+				return true // nothing is read from them
+			}
+			return answered[call.Caller]
+		})
+	}
 	for _, r := range replies {
 		c.route(n, r)
 	}

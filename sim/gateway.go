@@ -132,6 +132,8 @@ func (g *Gateway) Kill() {
 		s.cut()
 	}
 	g.tenants, g.order = nil, nil
+	g.paused, g.waiting = false, nil
+	g.Clock.Wake(g.w.now)
 }
 
 // Pause stops the process. asleep says that the machine sleeps: MONOTONIC stands

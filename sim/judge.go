@@ -180,11 +180,14 @@ func (j *Judge) unheard(p grant.Partition, s step, landed bool) {
 
 // released are the replies that a Node lets go after a step.
 func (j *Judge) released(p grant.Partition, s step, replies []authority.Reply) {
-	var fresh, cost grant.Units
+	var fresh, anew, cost grant.Units
 	for _, r := range replies {
 		switch {
 		case r.Grant != nil && r.Grant.Result == grant.Granted:
-			fresh += j.grantReleased(p, s, r.Grant)
+			units := j.grantReleased(p, s, r.Grant)
+			if fresh += units; units == 0 {
+				anew += j.forgotten(r.Grant)
+			}
 		case r.Check != nil && r.Check.Verdict == grant.Allow && !r.Check.Shadow && r.Check.Cost > 0:
 			cost += j.checkReleased(p, s, r.Check)
 		case r.Put != nil && r.Put.Reason == grant.None && !r.Put.Unchanged:
@@ -196,8 +199,14 @@ func (j *Judge) released(p grant.Partition, s step, replies []authority.Reply) {
 		}
 	}
 	d := j.part(p)
-	if fresh < s.granted {
-		j.failf("partition %d: a step deducted %d units for grants, %d of them for ids that had not been granted before", p, s.granted, fresh)
+	if fresh+anew < s.granted {
+		var ids []string
+		for _, r := range replies {
+			if r.Grant != nil {
+				ids = append(ids, fmt.Sprintf("%v %d of %v to %v", r.Grant.Result, r.Grant.Units, r.Grant.ID, r.Grant.Incarnation))
+			}
+		}
+		j.failf("partition %d: a step deducted %d units for grants, %d of them for ids that had not been granted before: %v", p, s.granted, fresh, ids)
 	}
 	if fresh > s.granted { // granted by commits that landed unheard
 		if d.granted -= fresh - s.granted; d.granted < 0 {
@@ -209,11 +218,23 @@ func (j *Judge) released(p grant.Partition, s step, replies []authority.Reply) {
 	}
 }
 
+// forgotten is the size of a grant whose id the ledger may have forgotten since,
+// because its incarnation's lease ran out and nothing of it was outstanding. A
+// copy of the request that the network kept until after the incarnation was
+// registered again may then be granted anew: nobody is credited for it.
+func (j *Judge) forgotten(a *grant.GrantAnswer) grant.Units {
+	m := j.w.Registry.members[a.Incarnation]
+	if m == nil || m.lost < j.Tenant(a.Tenant).of(a.Incarnation, a.Emergency).granted[a.ID].at {
+		return 0
+	}
+	return a.Units
+}
+
 func (j *Judge) grantReleased(p grant.Partition, s step, a *grant.GrantAnswer) (fresh grant.Units) {
 	c := j.Tenant(a.Tenant)
 	l := c.of(a.Incarnation, a.Emergency)
 	if g, known := l.granted[a.ID]; known {
-		if g.units != a.Units {
+		if g.units != a.Units && j.forgotten(a) == 0 {
 			j.failf("grant %d of %q was %d units, and then %d", a.ID, a.Tenant, g.units, a.Units)
 		}
 		return 0
@@ -222,7 +243,7 @@ func (j *Judge) grantReleased(p grant.Partition, s step, a *grant.GrantAnswer) (
 	l.granted[a.ID] = granted{units: a.Units, ttl: a.TTL, at: s.at}
 	if l.newest == a.ID {
 		req := l.request
-		j.acked(p, acked{at: j.w.now, grant: &req, units: a.Units})
+		j.acked(p, acked{at: s.at, grant: &req, units: a.Units})
 	}
 	j.capHolds(c, a.Emergency)
 	return a.Units
@@ -248,8 +269,8 @@ func (j *Judge) checkReleased(p grant.Partition, s step, a *grant.CheckAnswer) (
 		fresh = a.Cost
 	}
 	for _, call := range s.calls {
-		if call.Check != nil && call.Check.Attempt == a.Attempt {
-			j.acked(p, acked{at: j.w.now, check: call.Check, units: a.Cost})
+		if fresh > 0 && call.Check != nil && call.Check.Attempt == a.Attempt {
+			j.acked(p, acked{at: s.at, check: call.Check, units: a.Cost})
 			break
 		}
 	}
@@ -268,8 +289,11 @@ func (j *Judge) acked(p grant.Partition, a acked) {
 // changed is a policy that came into force with a step.
 func (j *Judge) changed(c *Case, version uint64, at grant.Instant, p *grant.Policy) {
 	j.w.note("policy %s v%d", c.ID, version)
-	if p != nil && len(c.changes) == 0 {
-		at = min(at, j.w.now)
+	for _, put := range c.pending { // landed unheard, and replaced before anybody looked
+		if c.version+1 < version && put.at < at {
+			c.version++
+			c.changes = append(c.changes, change{put.at, put.policy})
+		}
 	}
 	c.version, c.policy, c.pending = version, p, nil
 	c.changes = append(c.changes, change{at, p})
@@ -283,24 +307,45 @@ func (j *Judge) loaded(n *node) {
 		if grant.PartitionOf(c.ID) != n.p {
 			continue
 		}
-		j.w.Center.offer(n, authority.Call{Caller: &callback{func(r authority.Reply) { j.reviewed(c, r.Tenant) }}, Get: &authority.GetTenant{Tenant: c.ID}})
+		j.review(n, c)
 	}
 	for _, a := range d.acked {
 		j.probe(n, a)
 	}
 }
 
+// review asks for the policy that a Node found on the disk.
+func (j *Judge) review(n *node, c *Case) {
+	j.w.Center.offer(n, authority.Call{Get: &authority.GetTenant{Tenant: c.ID}, Caller: &callback{func(r authority.Reply) {
+		if r.Tenant.Reason == grant.Overloaded {
+			j.w.After(time.Millisecond, func() {
+				if j.w.Center.Alive() && j.w.Center.nodes[n.p] == n {
+					j.review(n, c)
+				}
+			})
+			return
+		}
+		j.reviewed(c, r.Tenant)
+	}}})
+}
+
 func (j *Judge) reviewed(c *Case, s *authority.TenantState) {
 	switch {
-	case s.Reason == grant.Unavailable || s.Reason == grant.Overloaded:
+	case s.Reason == grant.Unavailable:
 	case s.Reason == grant.UnknownTenant && c.policy != nil:
+		if n := len(c.pending); n > 0 && c.pending[n-1].policy == nil {
+			j.changed(c, c.version+1, c.pending[n-1].at, nil) // deleted unheard, and forgotten
+			return
+		}
 		j.failf("tenant %q is gone after a load", c.ID)
 	case s.Reason == grant.None && s.Version < c.version:
 		j.failf("tenant %q went back from version %d to %d", c.ID, c.version, s.Version)
 	case s.Reason == grant.None && s.Version > c.version:
 		at := j.w.now
-		if len(c.pending) > 0 {
-			at = c.pending[0].at
+		for _, put := range c.pending {
+			if (put.policy == nil) == s.Deleted && (s.Deleted || fmt.Sprint(*put.policy) == fmt.Sprint(*s.Policy)) {
+				at = put.at
+			}
 		}
 		if len(c.changes) > 0 {
 			at = max(at, c.changes[len(c.changes)-1].at)
@@ -361,7 +406,7 @@ func (j *Judge) asked(g *Gateway, e *entry, r *grant.GrantRequest, now agent.Rea
 		return fmt.Errorf("%s: grant request %d of %q was sent again with other bytes", g.Owner, r.ID, e.id)
 	case r.ID > a.sent:
 		a.sent, a.open, a.first = r.ID, true, now
-		a.first.Mono -= grant.Instant(r.Age)
+		a.first.Mono, a.first.Wall = a.first.Mono-grant.Instant(r.Age), a.first.Wall-grant.Instant(r.Age)
 		l.newest, l.request = r.ID, *r
 	}
 	return nil
@@ -431,13 +476,16 @@ func (j *Judge) live(g *Gateway, e *entry, i int) grant.Units {
 	if i == 1 {
 		held = e.Stats().Reserve.Held
 	}
-	now := g.now()
-	moved := now.Wall - now.Mono - a.offset
-	tolerance := grant.Instant(j.w.cfg.Agent.Tolerance)
-	if now.Mono >= a.expiry || moved > tolerance || -moved > tolerance {
+	if now := g.now(); now.Mono >= a.expiry || j.moved(now, a.offset) {
 		return 0
 	}
 	return held
+}
+
+// moved reports whether wall and monotonic time moved apart since the offset.
+func (j *Judge) moved(now agent.Reading, offset grant.Instant) bool {
+	d, tolerance := now.Wall-now.Mono-offset, grant.Instant(j.w.cfg.Agent.Tolerance)
+	return d > tolerance || -d > tolerance
 }
 
 // flying is what was granted to an account and may yet be credited.
@@ -447,7 +495,7 @@ func (j *Judge) flying(g *Gateway, e *entry, l *ledgerOf, i int) grant.Units {
 		return 0
 	}
 	have, ok := l.granted[a.sent]
-	if !ok || have.credited || g.now().Mono >= a.first.Mono.Add(have.ttl) {
+	if now := g.now(); !ok || have.credited || now.Mono >= a.first.Mono.Add(have.ttl) || j.moved(now, a.first.Wall-a.first.Mono) {
 		return 0
 	}
 	return have.units
@@ -487,7 +535,13 @@ func (j *Judge) capHolds(c *Case, emergency bool) {
 		}
 	}
 	if sum > most {
-		j.failf("tenant %q, emergency %v: %d units live and in flight, N*q is %d", c.ID, emergency, sum, most)
+		var who []string
+		for _, g := range j.w.gateways {
+			if e, l := g.tenants[c.ID], c.grants[account{g.inc, emergency}]; e != nil && l != nil {
+				who = append(who, fmt.Sprintf("%s %d+%d until %v", g.Owner, j.live(g, e, i), j.flying(g, e, l, i), e.accounts[i].expiry.Sub(g.now().Mono)))
+			}
+		}
+		j.failf("tenant %q, emergency %v: %d units live and in flight, N*q is %d: %v", c.ID, emergency, sum, most, who)
 	}
 }
 
@@ -598,6 +652,9 @@ func (j *Judge) inspect() {
 	}
 	for _, g := range j.w.gateways {
 		for _, e := range g.order {
+			if g.Alive() && e.Wake() <= g.now().Mono {
+				continue // a Tick is due at this very instant
+			}
 			if err := e.Check(); err != nil {
 				j.fail(fmt.Errorf("%s: %w", g.Owner, err))
 			}

@@ -22,6 +22,7 @@ type Registry struct {
 type registered struct {
 	authority.Member
 	streams int
+	lost    grant.Instant // when it was last lost
 	detach  uint64 // counts, so that an old lease's end is told from a new one's
 }
 
@@ -56,6 +57,9 @@ func (r *Registry) set(m *registered, s authority.MemberState) {
 		return
 	}
 	m.State = s
+	if s == authority.Lost {
+		m.lost = r.w.now
+	}
 	r.w.note("registry %s %v", m.Owner, s)
 	ev := m.Member
 	r.told = max(r.told, r.w.now.Add(r.delay()))
