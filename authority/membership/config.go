@@ -17,20 +17,20 @@ type Config struct {
 	// mode 0700. Exactly one of Dir and Endpoints is set.
 	Dir string `yaml:"-"`
 	// Endpoints of an external etcd: URLs, or host:port.
-	Endpoints []string `yaml:"endpoints"`
+	Endpoints []string `yaml:"endpoints" help:"external etcd instead of the embedded one: URLs"`
 	// CertFile and KeyFile are this client's certificate, CAFile the authority
 	// that signed the servers'; PEM. Only with Endpoints.
-	CertFile string `yaml:"cert_file"`
-	KeyFile  string `yaml:"key_file"`
-	CAFile   string `yaml:"ca_file"`
+	CertFile string `yaml:"cert_file" help:"client certificate for the external etcd (PEM)"`
+	KeyFile  string `yaml:"key_file" help:"its key (PEM)"`
+	CAFile   string `yaml:"ca_file" help:"who signed the external etcd's certificates (PEM)"`
 	// Username and PasswordFile log in to an external etcd that asks for it.
-	Username     string `yaml:"username"`
-	PasswordFile string `yaml:"password_file"`
+	Username     string `yaml:"username" help:"user name at the external etcd"`
+	PasswordFile string `yaml:"password_file" help:"file with that user's password"`
 	// Prefix of all keys, so that several installations share one etcd.
-	Prefix string `yaml:"prefix"`
+	Prefix string `yaml:"prefix" help:"of all keys in etcd"`
 	// LeaseTTL is how long after its stream broke an incarnation is taken for
 	// lost: 2 s to 1 h in whole seconds. etcd may grant more.
-	LeaseTTL time.Duration `yaml:"lease_ttl"`
+	LeaseTTL time.Duration `yaml:"lease_ttl" help:"after this long without a stream an agent counts as lost"`
 	// MaxIncarnations bounds the incarnations remembered, final and lost ones
 	// included: 1 to 1,000,000. When it is reached the oldest of those that
 	// have no lease is forgotten; when all have one, newcomers are refused.
@@ -40,7 +40,7 @@ type Config struct {
 	// 720 h. It must exceed the life of any grant.
 	Retention time.Duration `yaml:"retention"`
 	// QuotaBytes bounds the embedded server's database: 16 MiB to 8 GiB.
-	QuotaBytes int64 `yaml:"quota_bytes"`
+	QuotaBytes int64 `yaml:"quota_bytes" conf:"bytes"`
 
 	Logger *slog.Logger `yaml:"-"` // nil: slog.Default()
 }
@@ -56,14 +56,12 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate names every field out of range.
+// Validate names every field out of range. That neither Dir nor Endpoints is set
+// is for Open to refuse: Dir is not configuration, and set by the caller.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(field string, given any, allowed string) {
 		errs = append(errs, fmt.Errorf("%s: %v; allowed: %s", field, given, allowed))
-	}
-	if c.Dir == "" && len(c.Endpoints) == 0 {
-		bad("endpoints", "none", "at least one, or a data folder for the embedded etcd")
 	}
 	if c.Dir != "" && len(c.Endpoints) > 0 {
 		bad("endpoints", c.Endpoints, "none together with a data folder for the embedded etcd")

@@ -2,6 +2,7 @@ package membership
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 )
 
 // SocketName is the unix socket in the embedded server's folder, for etcdctl.
@@ -31,6 +33,7 @@ const startTimeout = 60 * time.Second
 type server struct {
 	etcd  *embed.Etcd
 	phase *atomic.Int32 // starting, serving or closing
+	lock  *os.File      // closing it unlocks the folder
 }
 
 const (
@@ -49,7 +52,18 @@ func startEmbedded(ctx context.Context, dir string, quota int64, log *slog.Logge
 	if err != nil {
 		return nil, nil, fmt.Errorf("embedded etcd: data folder: %w", err)
 	}
-	s := &server{phase: new(atomic.Int32)}
+	// etcd would wait for the other process for ever, and the socket below
+	// would be taken from under it.
+	lock, err := lockFolder(abs)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &server{phase: new(atomic.Int32), lock: lock}
+	defer func() {
+		if s.etcd == nil {
+			lock.Close()
+		}
+	}()
 	cfg := embed.NewConfig()
 	cfg.Name = "stipend"
 	cfg.Dir = abs
@@ -104,7 +118,24 @@ func startEmbedded(ctx context.Context, dir string, quota int64, log *slog.Logge
 func (s *server) close() {
 	s.phase.Store(closing)
 	s.etcd.Close()
+	s.lock.Close()
 }
+
+// lockFolder makes this process the only one that runs an etcd in dir.
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("embedded etcd: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("embedded etcd: %w: %s", ErrInUse, dir)
+	}
+	return f, nil
+}
+
+// ErrInUse says that another process runs an etcd in the same folder.
+var ErrInUse = errors.New("another authority runs in this folder")
 
 // slogCore is etcd's log at warn level and above on a slog logger.
 type slogCore struct {

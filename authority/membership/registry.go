@@ -95,6 +95,9 @@ func Open(ctx context.Context, cfg Config) (*Registry, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("membership: %w", err)
 	}
+	if cfg.Dir == "" && len(cfg.Endpoints) == 0 {
+		return nil, errors.New("membership: endpoints: none; allowed: at least one, or a data folder for the embedded etcd")
+	}
 	r := &Registry{
 		cfg:   cfg,
 		log:   cmp.Or(cfg.Logger, slog.Default()),

@@ -496,11 +496,13 @@ func TestHomeMovedWhileServing(t *testing.T) {
 }
 
 func TestConfigNamesWhatIsWrong(t *testing.T) {
+	if _, err := Open(t.Context(), DefaultConfig()); err == nil || !strings.Contains(err.Error(), "endpoints: none; allowed: at least one") {
+		t.Errorf("neither folder nor endpoints: %v", err)
+	}
 	cfg := DefaultConfig()
 	cfg.Prefix, cfg.LeaseTTL, cfg.MaxIncarnations, cfg.CertFile = "x", 1500*time.Millisecond, 0, "c.pem"
 	err := cfg.Validate()
 	for _, want := range []string{
-		"endpoints: none; allowed: at least one",
 		`prefix: "x"; allowed: `, "lease_ttl: 1.5s; allowed: 2s to 1h", "max_incarnations: 0; allowed: 1 to 1000000",
 		"cert_file: c.pem; allowed: only with endpoints",
 	} {
@@ -531,6 +533,9 @@ func TestEmbedded(t *testing.T) {
 	}
 	w.register("gw", inc(1)).Close()
 	w.register("gw", inc(2)).Close()
+	if _, err := Open(t.Context(), cfg); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second server in the same folder: %v", err)
+	}
 	w.stop()
 
 	w = start(t, cfg)
