@@ -448,7 +448,7 @@ func TestBackendDown(t *testing.T) {
 	if s := r.d.Stats(); s.BackendFailed != 1 || s.Forwarded != 0 {
 		t.Errorf("%+v", s)
 	}
-	err := ProxyConfig{Backend: "ftp://x", Queue: -1, QueueWait: -1}.Validate()
+	err := ProxyConfig{Listen: ":1", Backend: "ftp://x", Queue: -1, QueueWait: -1}.Validate()
 	for _, field := range []string{"backend", "in_flight", "queue", "queue_wait"} {
 		if err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%s is not named in %v", field, err)

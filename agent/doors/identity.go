@@ -14,12 +14,12 @@ import (
 type IdentityConfig struct {
 	// KeyFile maps hashes of API keys to tenants. Keys are presented as
 	// "Authorization: Bearer KEY" or "X-API-Key: KEY".
-	KeyFile string `yaml:"key_file"`
+	KeyFile string `yaml:"key_file" help:"file of key hashes: lines of sha256:HEX TENANT"`
 	// TenantHeader names a header that carries the tenant, from TrustedPeers only.
-	TenantHeader string `yaml:"tenant_header"`
+	TenantHeader string `yaml:"tenant_header" help:"header that names the tenant, from trusted peers only"`
 	// TrustedPeers are CIDRs of the direct peers (never of X-Forwarded-For)
 	// whose TenantHeader and count headers count.
-	TrustedPeers []string `yaml:"trusted_peers"`
+	TrustedPeers []string `yaml:"trusted_peers" help:"CIDRs of direct peers whose tenant and count headers count"`
 }
 
 // Validate names every field that cannot be used. It reads no file.

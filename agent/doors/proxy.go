@@ -20,8 +20,10 @@ import (
 
 // ProxyConfig is the reverse proxy in front of one backend.
 type ProxyConfig struct {
+	// Listen is where the daemon puts the proxy: host:port; empty: nowhere.
+	Listen string `yaml:"listen" help:"where the reverse proxy listens: host:port; empty: nowhere"`
 	// Backend is its URL: http or https, host, and an optional path prefix.
-	Backend string `yaml:"backend"`
+	Backend string `yaml:"backend" help:"URL of the backend behind the reverse proxy"`
 	// InFlight bounds the requests at the backend at once.
 	InFlight int `yaml:"in_flight"`
 	// Queue bounds the requests that wait for one of those places, QueueWait
@@ -46,7 +48,8 @@ func DefaultProxy() ProxyConfig {
 	}
 }
 
-// Validate names every field that cannot be used.
+// Validate names every field that cannot be used. Without Listen there may be
+// no Backend.
 func (c ProxyConfig) Validate() error {
 	var errs []error
 	bad := func(ok bool, field string, given any, allowed string) {
@@ -55,7 +58,7 @@ func (c ProxyConfig) Validate() error {
 		}
 	}
 	u, err := url.Parse(c.Backend)
-	bad(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "", "backend", fmt.Sprintf("%q", c.Backend), "http(s)://host[:port][/path]")
+	bad(c.Backend == "" && c.Listen == "" || err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "", "backend", fmt.Sprintf("%q", c.Backend), "http(s)://host[:port][/path]")
 	bad(c.InFlight >= 1 && c.InFlight <= 1<<20, "in_flight", c.InFlight, "1 to 1048576")
 	bad(c.Queue >= 0 && c.Queue <= 1<<20, "queue", c.Queue, "0 to 1048576")
 	bad(c.QueueWait >= 0, "queue_wait", c.QueueWait, "0 or more")
@@ -180,8 +183,8 @@ func (d *Door) Proxy(c ProxyConfig, log *slog.Logger) (*Proxy, error) {
 		return nil, err
 	}
 	backend, err := url.Parse(c.Backend)
-	if err != nil {
-		return nil, fmt.Errorf("proxy.backend: %w", err)
+	if err != nil || backend.Host == "" {
+		return nil, fmt.Errorf("backend: %q; allowed: a URL", c.Backend)
 	}
 	dialer := &net.Dialer{Timeout: c.DialTimeout, KeepAlive: 15 * time.Second}
 	var protocols http.Protocols

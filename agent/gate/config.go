@@ -14,15 +14,15 @@ import (
 // Config is everything a gate needs.
 type Config struct {
 	// Owner is the name of this gateway, unique among those that run at once.
-	Owner     grant.Owner `yaml:"owner"`
-	Authority link.Config `yaml:"authority"`
+	Owner     grant.Owner `yaml:"-"`
+	Authority link.Config `yaml:"-"`
 
 	// Deadline is the longest a request waits for a decision: about ten times
 	// the round trip to the authority and its commit. 1ms to 1m.
-	Deadline time.Duration `yaml:"deadline"`
+	Deadline time.Duration `yaml:"deadline" help:"longest wait for a decision"`
 	// MaxForwardDelay is d of the bound: the longest time from the start of the
 	// attempt to the first byte towards the backend. At least Deadline.
-	MaxForwardDelay time.Duration `yaml:"max_forward_delay"`
+	MaxForwardDelay time.Duration `yaml:"max_forward_delay" help:"longest time from the start of an attempt to the first byte towards the backend"`
 	// Tolerance is the largest move between two clocks that is not taken for a
 	// step or a sleep. 1ms to 1s.
 	Tolerance time.Duration `yaml:"tolerance"`
@@ -60,16 +60,14 @@ func Defaults() Config {
 	}
 }
 
-// Validate names every field that cannot be used; Authority has its own.
+// Validate names every field that cannot be used; Owner and Authority have
+// their own.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(ok bool, field string, given any, allowed string) {
 		if !ok {
 			errs = append(errs, fmt.Errorf("%s: %v; allowed: %s", field, given, allowed))
 		}
-	}
-	if err := c.Owner.Validate(); err != nil {
-		errs = append(errs, err)
 	}
 	bad(c.Deadline >= time.Millisecond && c.Deadline <= time.Minute, "deadline", c.Deadline, "1ms to 1m")
 	bad(c.MaxForwardDelay >= c.Deadline && c.MaxForwardDelay <= time.Hour, "max_forward_delay", c.MaxForwardDelay, "deadline to 1h")

@@ -14,12 +14,12 @@ import (
 // TLS says how the stream is protected. The zero value is plain text, for an
 // authority on the same host or behind a mesh.
 type TLS struct {
-	Enabled bool `yaml:"enabled"`
+	Enabled bool `yaml:"enabled" help:"protect the stream to the authority with TLS"`
 	// CA is a PEM file of roots; empty: those of the system.
-	CA string `yaml:"ca"`
+	CA string `yaml:"ca" help:"roots of the authority's certificate (PEM); empty: the system's"`
 	// Cert and Key are this agent's PEM files for mutual TLS; both or none.
-	Cert string `yaml:"cert"`
-	Key  string `yaml:"key"`
+	Cert string `yaml:"cert" help:"certificate of this agent (PEM)"`
+	Key  string `yaml:"key" help:"its key (PEM)"`
 	// ServerName overrides the name that the certificate must bear.
 	ServerName string `yaml:"server_name"`
 }
@@ -56,7 +56,7 @@ func (t TLS) client() (*tls.Config, error) {
 // Config is where the authority is and how patient the link is.
 type Config struct {
 	// Target is the authority: host:port, or any target that gRPC resolves.
-	Target string `yaml:"target"`
+	Target string `yaml:"target" help:"the authority: host:port"`
 	TLS    TLS    `yaml:"tls"`
 	// Silence: a stream on which something was sent and nothing was heard for
 	// this long is lost. 100ms to 1m.
