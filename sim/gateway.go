@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -81,7 +82,7 @@ type guard struct {
 // AddGateway starts an agent on a machine of its own whose MONOTONIC has the rate
 // error, in parts per billion.
 func (w *World) AddGateway(owner grant.Owner, ppb int64) *Gateway {
-	rng := w.source("gateway " + string(owner))
+	rng := w.source(fmt.Sprintf("gateway %d %s", len(w.gateways), owner))
 	g := &Gateway{w: w, rng: rng, Owner: owner}
 	g.Clock = newClock(w.now, time.Hour+time.Duration(rng.Int64N(int64(1000*time.Hour))), ppb, ppb)
 	w.gateways = append(w.gateways, g)

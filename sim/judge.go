@@ -334,7 +334,7 @@ func (j *Judge) reviewed(c *Case, s *authority.TenantState) {
 	case s.Reason == grant.Unavailable:
 	case s.Reason == grant.UnknownTenant && c.policy != nil:
 		if n := len(c.pending); n > 0 && c.pending[n-1].policy == nil {
-			j.changed(c, c.version+1, c.pending[n-1].at, nil) // deleted unheard, and forgotten
+			j.changed(c, c.version, c.pending[n-1].at, nil) // deleted unheard, and forgotten
 			return
 		}
 		j.failf("tenant %q is gone after a load", c.ID)

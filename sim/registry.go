@@ -23,7 +23,7 @@ type registered struct {
 	authority.Member
 	streams int
 	lost    grant.Instant // when it was last lost
-	detach  uint64 // counts, so that an old lease's end is told from a new one's
+	detach  uint64        // counts, so that an old lease's end is told from a new one's
 }
 
 func newRegistry(w *World) *Registry {
