@@ -49,7 +49,7 @@ type daemon struct {
 	health     *health.Server
 	loaded     atomic.Bool // the fields above are set
 	serving    atomic.Bool
-	receivers  sync.WaitGroup // of streams; they outlive their handlers a little
+	links      sync.WaitGroup // receivers and senders of streams; they outlive their handlers a little
 }
 
 // services are those whose health is told one by one.
@@ -113,7 +113,7 @@ func (d *daemon) open(ctx context.Context) (err error) {
 	}
 	d.router.partitions = d.partitions
 	for _, m := range d.registry.Snapshot() {
-		d.router.changed(m)
+		d.router.tell(m)
 	}
 	d.loaded.Store(true)
 	s := d.stats()
@@ -260,12 +260,16 @@ func (d *daemon) run(ctx context.Context, server *grpc.Server, l listeners) erro
 		all.Go(func() error { return ignore(web.Serve(l.http), http.ErrServerClosed) })
 	}
 	err := d.open(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		d.serve(ctx, server, l, all, life, failed)
+	case ctx.Err() != nil:
+		d.log.Info("authority was asked to stop while it started", "error", err)
+		err = nil
 	}
 	d.setServing(false)
 	server.Stop()
-	d.receivers.Wait()
+	d.links.Wait()
 	web.Close()
 	stopLife()
 	err = errors.Join(err, all.Wait(), d.close())

@@ -27,12 +27,12 @@ type linkService struct {
 	d *daemon
 }
 
-// Link implements stipendv1.LinkServiceServer. The handler's goroutine sends;
-// a second one receives. gRPC ends a Recv only after the handler has returned,
-// so the daemon, not the handler, waits for the second one.
+// Link implements stipendv1.LinkServiceServer. One goroutine receives, one
+// sends. gRPC ends a blocked Recv or Send only after the handler has returned, so
+// the daemon, not the handler, waits for the two.
 func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 	first, accepted := make(chan opening, 1), make(chan *stream, 1)
-	l.d.receivers.Go(func() { l.receive(g, first, accepted) })
+	l.d.links.Go(func() { l.receive(g, first, accepted) })
 	defer close(accepted)
 
 	ctx, cancel := context.WithTimeoutCause(g.Context(), handshakeTime, fmt.Errorf("no welcome within %v", handshakeTime))
@@ -50,7 +50,7 @@ func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 	}
 	defer session.Close()
 	if before := l.d.router.attach(s); before != nil {
-		before.end(status.Error(codes.Aborted, "the incarnation opened another stream"))
+		before.abort(status.Error(codes.Aborted, "the incarnation opened another stream"))
 	}
 	defer l.d.router.detach(s)
 	defer s.abort(errGone) // whatever still comes is dropped
@@ -62,7 +62,13 @@ func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 	}
 	l.d.log.Info("agent linked", "owner", s.owner, "incarnation", s.inc, "build", open.build(), "was_lost", session.WasLost)
 	accepted <- s
-	err = s.send(g.Context(), g, l.d.cfg.Link.MaxBatch)
+	sent := make(chan error, 1)
+	l.d.links.Go(func() { sent <- s.send(g.Context(), g, l.d.cfg.Link.MaxBatch) })
+	select {
+	case err = <-sent:
+	case <-s.aborted:
+		err = s.why()
+	}
 	l.d.log.Info("agent gone", "owner", s.owner, "incarnation", s.inc, "why", err)
 	switch err {
 	case errGone:

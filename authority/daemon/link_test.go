@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -205,4 +206,32 @@ func TestSlowAgent(t *testing.T) {
 	if status.Code(s.ended) != codes.ResourceExhausted || len(s.queue) != 0 {
 		t.Errorf("ended with %v, %d queued", s.ended, len(s.queue))
 	}
+}
+
+// An agent that never reads loses its stream although the sender is blocked in
+// flow control, and others are served meanwhile.
+func TestAgentThatNeverReads(t *testing.T) {
+	cfg := testConfig(t.TempDir())
+	cfg.Link.MaxBatch, cfg.Link.MaxQueued = 64, 64
+	lines := &log{more: make(chan struct{})}
+	cfg.Logger = slog.New(lines)
+	r, err := begin(t, cfg)
+	must(t, r, err)
+	r.put("read", slowPolicy())
+	deaf := r.mustLink("deaf", grant.NewIncarnation())
+	seq := uint64(0)
+	for err = nil; err == nil; {
+		batch := &stipendv1.AgentBatch{}
+		for range 64 {
+			seq++
+			batch.Checks = append(batch.Checks, deaf.checkRequest("nobody", "read", seq, time.Minute))
+		}
+		err = deaf.stream.Send(&stipendv1.LinkRequest{Frame: &stipendv1.LinkRequest_Batch{Batch: batch}})
+	}
+	lines.await(t, "agent gone deaf", deaf.inc, "does not read")
+	a := r.mustLink("other", grant.NewIncarnation())
+	if got := a.check(a.checkRequest("read", "read", 1, time.Minute))[0]; got.Verdict != stipendv1.Verdict_VERDICT_ALLOW {
+		t.Errorf("another agent meanwhile: %v", got)
+	}
+	a.leave()
 }

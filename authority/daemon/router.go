@@ -59,12 +59,17 @@ func (t *ticket) receive(r authority.Reply) {
 
 // changed is the registry's callback: calls come in order, from one goroutine.
 func (r *router) changed(m authority.Member) {
+	r.log.Info("incarnation changed", "owner", m.Owner, "incarnation", m.Incarnation, "state", m.State)
+	r.tell(m)
+}
+
+// tell hands one state to all partitions, and a final one to its stream.
+func (r *router) tell(m authority.Member) {
 	t := &ticket{router: r, inc: m.Incarnation, done: make(chan struct{}), left: len(r.partitions)}
 	r.mu.Lock()
 	r.tickets[m.Incarnation] = t
 	s := r.streams[m.Incarnation]
 	r.mu.Unlock()
-	r.log.Info("incarnation changed", "owner", m.Owner, "incarnation", m.Incarnation, "state", m.State)
 	for _, p := range r.partitions {
 		p.offer(authority.Call{Caller: t, Member: &m})
 	}

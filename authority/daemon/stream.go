@@ -29,12 +29,13 @@ type stream struct {
 	draining  bool
 	ended     error // why the stream ends; nil while it lives
 
-	wake chan struct{} // capacity 1
-	quit chan struct{} // closed with ended: the sender flushes and goes
+	wake    chan struct{} // capacity 1
+	quit    chan struct{} // closed with ended: the sender flushes and goes
+	aborted chan struct{} // closed by abort: the handler goes, flushed or not
 }
 
 func newStream(owner grant.Owner, inc grant.Incarnation, limit int) *stream {
-	return &stream{inc: inc, owner: owner, limit: limit, wake: make(chan struct{}, 1), quit: make(chan struct{})}
+	return &stream{inc: inc, owner: owner, limit: limit, wake: make(chan struct{}, 1), quit: make(chan struct{}), aborted: make(chan struct{})}
 }
 
 var errSlow = status.Error(codes.ResourceExhausted, "the agent does not read its answers: the stream is closed")
@@ -95,12 +96,24 @@ func (s *stream) end(err error) {
 	}
 }
 
-// abort is end without the flush.
+// abort ends the stream at once. A sender may be blocked in the flow control of
+// an agent that does not read: only the handler's return frees it.
 func (s *stream) abort(err error) {
-	s.mu.Lock()
-	s.queue = nil
-	s.mu.Unlock()
 	s.end(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = nil
+	select {
+	case <-s.aborted:
+	default:
+		close(s.aborted)
+	}
+}
+
+func (s *stream) why() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
 }
 
 // send drains the queue into frames of at most batch entries until the stream
