@@ -35,8 +35,7 @@ type Admission struct {
 	Wall grant.Instant
 }
 
-// drainQuiet: a gate that drains and holds nothing ends when nobody asked for
-// this long.
+// drainQuiet: a gate that drains ends when nobody asked for this long.
 const drainQuiet = time.Second
 
 const (
@@ -483,7 +482,9 @@ func (g *Gate) up(p link.Peer) {
 }
 
 func (g *Gate) down(err error) {
-	g.log.Warn("link down", "err", err)
+	if g.state.Load() == running {
+		g.log.Warn("link down", "err", err)
+	}
 	g.linkUp.Store(false)
 	g.calls.reset()
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Link(now, false, &e.fx) })
@@ -519,14 +520,16 @@ func (g *Gate) pushed(p wire.TenantPolicy) {
 }
 
 func (g *Gate) fated(why grant.Reason) {
-	g.log.Error("the authority grants nothing more to this incarnation", "reason", why)
+	if g.state.Load() == running { // not after our own discard
+		g.log.Error("the authority grants nothing more to this incarnation", "reason", why)
+	}
 	g.fate.Store(uint32(why))
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Fate(now, why, &e.fx) })
 }
 
 // Drain stops asking for grants and goes on deciding, from what is held and by
-// Checks, until ctx ends, or until nothing is held and nobody has asked for a
-// second: a gateway is often asked for a while after it was told to go. Then it
+// Checks, until ctx ends or nobody has asked for a second: a gateway is often
+// asked for a while after it was told to go. Then it
 // closes every wallet and tells the authority, which need not wait for the units
 // to expire, and Run ends. An error says that the authority was not reached;
 // nothing is held here in any case.
@@ -536,13 +539,18 @@ func (g *Gate) Drain(ctx context.Context) error {
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Drain(now, &e.fx) })
 	t := time.NewTicker(guardEvery / 2)
 	defer t.Stop()
+	before := g.held()
 	for more := true; more; {
 		select {
 		case <-ctx.Done():
 			more = false
 		case <-t.C:
-			quiet := g.guard.now().Mono.Sub(grant.Instant(g.asked.Load()))
-			more = quiet < drainQuiet || g.held() > 0
+			now := g.guard.now().Mono
+			if held := g.held(); held != before { // Take leaves no other trace
+				before = held
+				g.asked.Store(int64(now))
+			}
+			more = now.Sub(grant.Instant(g.asked.Load())) < drainQuiet
 		}
 	}
 	// From here on nothing is admitted: a Check's ALLOW that comes after the

@@ -432,7 +432,13 @@ func TestRetryAfterSpreads(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if len(spread) < 8 {
+		// Some are spread by the authority and some here, each over what it
+		// refused itself: the fullest second has less than all of one side.
+		fullest := 0
+		for _, n := range spread {
+			fullest = max(fullest, n)
+		}
+		if len(spread) < 5 || fullest > 50 {
 			w.Errorf("100 refused at 10 a second are told %v", spread)
 		}
 	})
