@@ -265,6 +265,9 @@ func (t *Tenant) granted(now Reading, a *account, ans grant.GrantAnswer) {
 		a.wallet.Credit(now, ans.Units, expiry, a.first.offset())
 		t.denied = denial{}
 	}
+	if a.parked && !a.emergency {
+		t.lastOver = now.Mono // it waited for refill until now: who goes without is over the limit
+	}
 	a.close()
 	a.noRoom, a.notBefore = 0, 0
 }
