@@ -422,14 +422,23 @@ func (g *Gateway) sendGrant(e *entry, r grant.GrantRequest, now agent.Reading) {
 		g.w.Judge.fail(err)
 	}
 	s := g.stream
-	s.unheard++
+	g.expects(s)
 	s.send(toCenter, func() { g.w.Center.grant(s, r) })
 }
 
 func (g *Gateway) sendCheck(r grant.CheckRequest) {
 	s := g.stream
-	s.unheard++
+	g.expects(s)
 	s.send(toCenter, func() { g.w.Center.check(s, r) })
+}
+
+// expects counts a request on the stream; silence begins with the first that is
+// not answered.
+func (g *Gateway) expects(s *stream) {
+	if s.unheard == 0 {
+		s.heard = g.now().Mono
+	}
+	s.unheard++
 }
 
 func (g *Gateway) setAlarm(e *entry) {
