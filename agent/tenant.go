@@ -225,7 +225,8 @@ func (t *Tenant) route(now Reading, w *waiter, fx *Effects) Decision {
 		return t.outOfTime(now, w)
 	}
 	a := t.ordinary()
-	if wait := a.waitFor(now.Mono, addUnits(t.queued(), price), p.Rate); wait > w.deadline.Sub(now.Mono) {
+	left := w.deadline.Sub(now.Mono)
+	if wait := a.waitFor(now.Mono, addUnits(t.queued(), t.place(price, p.Rate, left)), p.Rate); wait > left {
 		return t.deny(now, w, wait)
 	}
 	if t.full() {
@@ -234,6 +235,15 @@ func (t *Tenant) route(now Reading, w *waiter, fx *Effects) Decision {
 	t.waiters = append(t.waiters, *w)
 	a.wallet.Queue(true)
 	return t.finish(now, w, Decision{Outcome: Waiting})
+}
+
+// place is what a request must find room for to be let into the queue: its own
+// price or the largest one seen lately, so that the queue does not stay just too
+// full for dear requests because cheap ones fill every gap. What refills in half
+// of the time it has is the most that is kept free.
+func (t *Tenant) place(price Units, r grant.Rate, left time.Duration) Units {
+	half, _ := r.AccrueFloor(left/2, 0)
+	return max(price, min(t.dearest, half))
 }
 
 // take spends from the ordinary wallet for a request that nobody waits before.
