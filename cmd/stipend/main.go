@@ -97,7 +97,7 @@ units at once and q the most that one of them holds.`,
 		return badInputf("%w; %s --help lists the flags", err, c.CommandPath())
 	})
 	o.register(root.PersistentFlags())
-	root.AddCommand(newBounds(o), newVerify(o), newPolicy(o), newTenant(o), newRecover(o))
+	root.AddCommand(newBounds(o), newVerify(o), newDemo(o), newPolicy(o), newTenant(o), newRecover(o))
 	return root
 }
 

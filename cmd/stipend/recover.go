@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -56,6 +57,7 @@ Run it on the authority's machine, with the authority's own configuration.`,
 			if err := conf.Load(config, &cfg, from); err != nil {
 				return badInput(err)
 			}
+			cfg.Logger = slog.New(slog.DiscardHandler) // what matters is said below
 			if time.Duration(wait) < grant.MinTTL || time.Duration(wait) > grant.MaxTTL {
 				return badInputf("--no-grants-for: %s; allowed: %v to %v, and at least the longest ttl of any policy that was ever in force", wait.String(), grant.MinTTL, grant.MaxTTL)
 			}
