@@ -263,9 +263,12 @@ func TestSlowestRateManyRestarts(t *testing.T) {
 	}
 }
 
-// Cheap requests beside dear ones in one agent: the dear get their share.
+// Cheap requests beside dear ones in one agent, twice what the rate brings:
+// the dear get their share, given a deadline within which one of them accrues.
 func TestCheapBesideDear(t *testing.T) {
-	w := newWorld(t, DefaultConfig(10), 1)
+	cfg := DefaultConfig(10)
+	cfg.Agent.Deadline = 200 * time.Millisecond
+	w := newWorld(t, cfg, 1)
 	put(t, w, acme, policy(200, 100, 50, 1, 30*time.Second))
 	var admitted, asked [2]float64
 	count := func(i int) func(*Gateway, agent.Decision) {
