@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/stipend/stipend/proto/grant"
@@ -186,50 +185,4 @@ func (t *Tenant) schedule(now Reading) {
 			at(t.heat.window.Add(time.Second)) // look at what Take did
 		}
 	}
-}
-
-// Check tests the invariants. It must not run beside a Take.
-func (t *Tenant) Check() error {
-	fail := func(format string, args ...any) error {
-		return fmt.Errorf("tenant %q: "+format+"; %s", append(append([]any{t.id}, args...), t.State())...)
-	}
-	for _, a := range t.accounts() {
-		if err := a.check(t.now.Mono); err != nil {
-			return fail("emergency=%v: %w", a.emergency, err)
-		}
-	}
-	if t.ord != nil {
-		if bit := t.ord.wallet.word.Load()&waitBit != 0; bit != (len(t.waiters) > 0) {
-			return fail("invariant 4: waiters' bit %v, %d wait", bit, len(t.waiters))
-		}
-	}
-	if n := len(t.waiters) + len(t.checks); n > t.cfg.MaxWaiters {
-		return fail("invariant 5: %d wait", n)
-	}
-	tickets := make(map[uint64]bool)
-	for _, w := range t.waiters {
-		if tickets[w.ticket] {
-			return fail("invariant 5: ticket %d waits twice", w.ticket)
-		}
-		tickets[w.ticket] = true
-		if w.deadline <= t.now.Mono {
-			return fail("invariant 3: ticket %d waits past its deadline", w.ticket)
-		}
-	}
-	for i, c := range t.checks {
-		if tickets[c.ticket] || i > 0 && t.checks[i-1].req.Attempt.Seq >= c.req.Attempt.Seq {
-			return fail("invariant 5: ticket %d waits twice or out of order", c.ticket)
-		}
-		tickets[c.ticket] = true
-		if c.deadline <= t.now.Mono {
-			return fail("invariant 3: ticket %d waits past its deadline", c.ticket)
-		}
-	}
-	if len(t.waiters) > 0 && t.wake > t.now.Mono && (!t.heat.hot || t.live(t.now) == nil || t.fate != grant.None || t.draining || t.closed) {
-		return fail("invariant 6: somebody waits for units that are not asked for")
-	}
-	if v := t.view.Load(); v != nil && !t.heat.hot && v.policy.Mode != grant.Off {
-		return fail("invariant 7: a cold tenant's wallet is open to Take")
-	}
-	return nil
 }

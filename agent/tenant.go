@@ -1,10 +1,8 @@
 package agent
 
 import (
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -535,94 +533,4 @@ func (t *Tenant) Close(now Reading) {
 		a.close()
 	}
 	t.wake = now.Mono
-}
-
-// Stats counts what happened and what is held now.
-func (t *Tenant) Stats() Stats {
-	s := t.stats
-	if t.ord != nil {
-		t.ord.wallet.count(&s.AccountStats)
-		s.Requests, s.Retries = t.ord.requests, t.ord.retries
-	}
-	if t.reserve != nil {
-		t.reserve.wallet.count(&s.Reserve)
-		s.Reserve.Requests, s.Reserve.Retries = t.reserve.requests, t.reserve.retries
-	}
-	s.Waiting = len(t.waiters) + len(t.checks)
-	s.Hot = t.heat.hot
-	return s
-}
-
-// Idle reports whether the tenant may be forgotten: nothing held, open or
-// waiting, nothing remembered, cold, and not asked for within a second.
-func (t *Tenant) Idle(now Reading) bool {
-	for _, a := range t.accounts() {
-		if a.open && now.Mono < a.ends() || a.wallet.Look(now) > 0 {
-			return false
-		}
-	}
-	return len(t.waiters) == 0 && len(t.checks) == 0 && now.Mono >= t.denied.until &&
-		(!t.heat.hot || now.Mono >= t.heat.cools(t.ttl())) && now.Mono.Sub(t.lastAsk) >= time.Second
-}
-
-// State is the state in one stable form, for scripts and people. Times are
-// counted from the latest reading.
-func (t *Tenant) State() string {
-	var b strings.Builder
-	temper := "cold"
-	if t.heat.hot {
-		temper = "hot"
-	}
-	b.WriteString(temper)
-	if t.policy != nil {
-		fmt.Fprintf(&b, " policy=v%d", t.version)
-		if t.live(t.now) == nil {
-			b.WriteString("(old)")
-		}
-	}
-	if !t.up {
-		b.WriteString(" link=down")
-	}
-	if t.fate != grant.None {
-		fmt.Fprintf(&b, " fate=%v", t.fate)
-	}
-	if t.draining {
-		b.WriteString(" draining")
-	}
-	if t.closed {
-		b.WriteString(" closed")
-	}
-	for _, a := range t.accounts() {
-		name := "held"
-		if a.emergency {
-			name = "reserve"
-		}
-		fmt.Fprintf(&b, " %s=%d", name, a.wallet.Balance())
-		if e := a.wallet.Expiry(); e != grant.Never {
-			fmt.Fprintf(&b, "/%v", e.Sub(t.now.Mono))
-		}
-		if a.open {
-			fmt.Fprintf(&b, " open(id=%d want=%d min=%d held=%d", a.req.ID, a.req.Want, a.req.Min, a.req.Held)
-			if a.parked {
-				b.WriteString(" parked")
-			}
-			if a.estimate > t.now.Mono {
-				fmt.Fprintf(&b, " w=%v", a.estimate.Sub(t.now.Mono))
-			}
-			b.WriteString(")")
-		}
-		if a.noRoom > t.now.Mono {
-			fmt.Fprintf(&b, " no-room=%v", a.noRoom.Sub(t.now.Mono))
-		}
-	}
-	for _, w := range t.waiters {
-		fmt.Fprintf(&b, " wait(%d price=%d left=%v)", w.ticket, w.price, w.deadline.Sub(t.now.Mono))
-	}
-	for _, c := range t.checks {
-		fmt.Fprintf(&b, " check(%d seq=%d left=%v)", c.ticket, c.req.Attempt.Seq, c.deadline.Sub(t.now.Mono))
-	}
-	if t.denied.until > t.now.Mono {
-		fmt.Fprintf(&b, " denied>=%d/%v", t.denied.cost, t.denied.until.Sub(t.now.Mono))
-	}
-	return b.String()
 }
