@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/stipend/stipend/authority"
+	"github.com/stipend/stipend/authority/pebblestore"
+	"github.com/stipend/stipend/proto/grant"
+)
+
+// grantSettings let every caller have one unit after the other at once.
+var grantSettings = grant.GrantSettings{Quantum: 1000, Owners: 1024, TTL: 10 * time.Second}
+
+// asker asks for grant after grant for one incarnation and one tenant.
+type asker struct {
+	tenant grant.TenantID
+	inc    grant.Incarnation
+	last   grant.GrantID
+}
+
+// next asks for one unit and says that the one before was spent.
+func (a *asker) next() grant.GrantRequest {
+	a.last++
+	r := grant.GrantRequest{Tenant: a.tenant, Incarnation: a.inc, ID: a.last, Want: 1, Min: 1, KnownVersion: 1}
+	r.Sum = r.Fingerprint()
+	return r
+}
+
+// partitionTenants names one tenant for each of n callers, the cth of partition
+// c mod 64, so that the callers' commits meet only in the store.
+func partitionTenants(n int) []grant.TenantID {
+	out := make([]grant.TenantID, n)
+	left := n
+	for i := 0; left > 0; i++ {
+		t := grant.TenantID(tenantName(i))
+		for c := int(grant.PartitionOf(t)); c < n; c += grant.Partitions {
+			if out[c] == "" {
+				out[c] = t
+				left--
+				break
+			}
+		}
+	}
+	return out
+}
+
+// ledgerCaller is a Node of its own over the common store: the deciding and the
+// committing of grants without daemon and network.
+type ledgerCaller struct {
+	asker
+	partition grant.Partition
+	node      *authority.Node
+	records   []authority.Record // of the last step
+}
+
+func newLedgerCaller(t grant.TenantID, store authority.Store) (*ledgerCaller, error) {
+	c := &ledgerCaller{asker: asker{tenant: t, inc: grant.NewIncarnation()}, partition: grant.PartitionOf(t)}
+	c.node = authority.NewNode(authority.DefaultConfig(), c.partition)
+	if err := c.node.Load(store, authority.Reading{}); err != nil {
+		return nil, err
+	}
+	m := authority.Member{Incarnation: c.inc, Owner: "gateway", State: authority.Live}
+	for _, call := range []authority.Call{
+		{Member: &m},
+		{Put: &authority.PutPolicy{Tenant: t, Policy: benchPolicy(grantSettings), AnyVersion: true}},
+	} {
+		if err := c.step(0, call, store); err != nil {
+			return nil, err
+		}
+		c.node.Replies()
+	}
+	return c, nil
+}
+
+func (c *ledgerCaller) step(at time.Duration, call authority.Call, store authority.Store) error {
+	if _, ok := c.node.Offer(call); !ok {
+		return errors.New("the inbox is full")
+	}
+	now := grant.Instant(at)
+	c.records = c.node.Step(authority.Reading{Mono: now, Raw: now})
+	if len(c.records) == 0 {
+		return nil
+	}
+	err := store.Commit(c.partition, c.records)
+	c.node.Done(err)
+	return err
+}
+
+// grant makes one grant durable.
+func (c *ledgerCaller) grant(at time.Duration, store authority.Store) error {
+	req := c.next()
+	if err := c.step(at, authority.Call{Caller: c, Grant: &req}, store); err != nil {
+		return err
+	}
+	for _, r := range c.node.Replies() {
+		if a := r.Grant; a != nil {
+			if a.Result != grant.Granted {
+				return fmt.Errorf("grant %d of %s: %v %v", a.ID, a.Tenant, a.Result, a.Reason)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("grant %d of %s: no reply", c.last, c.tenant)
+}
+
+// measureGrants compares durable grants, decided by the ledger alone, and asked
+// through the authority, with Pebble committing the same bytes.
+func measureGrants(ctx context.Context, r *run) (err error) {
+	if r.Callers > grant.Partitions {
+		return missingError(fmt.Sprintf("more than %d callers", grant.Partitions))
+	}
+	if err := r.build(ctx, "stipend-authority"); err != nil {
+		return err
+	}
+	tenants := partitionTenants(r.Callers)
+
+	cfg := pebblestore.DefaultConfig(filepath.Join(r.dir, "ledger"))
+	cfg.Log = slog.New(slog.DiscardHandler)
+	store, err := pebblestore.Create(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	callers := make([]*ledgerCaller, r.Callers)
+	began := time.Now()
+	for i := range callers {
+		if callers[i], err = newLedgerCaller(tenants[i], store); err != nil {
+			return err
+		}
+		if err := callers[i].grant(time.Since(began), store); err != nil {
+			return err
+		}
+	}
+	raw, err := openRaw(filepath.Join(r.dir, "raw"), callers)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, raw.db.Close()) }()
+
+	daemon, err := startAuthority(ctx, r, filepath.Join(r.dir, "authority-of-grants"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, daemon.close()) }()
+	hot := grant.TenantID("hot")
+	names := []string{string(hot)}
+	for _, t := range tenants {
+		names = append(names, string(t))
+	}
+	if err := daemon.putPolicies(ctx, names, grantSettings); err != nil {
+		return err
+	}
+	gates := make([]*gateway, r.Callers)
+	spread, shared := make([]*asker, r.Callers), make([]*asker, r.Callers)
+	for i := range gates {
+		if gates[i], err = daemon.openGateway(ctx, fmt.Sprintf("gateway-%d", i)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, gates[i].close()) }()
+		spread[i] = &asker{tenant: tenants[i], inc: gates[i].inc}
+		shared[i] = &asker{tenant: hot, inc: gates[i].inc}
+	}
+
+	self, err := thisProcess()
+	if err != nil {
+		return err
+	}
+	sides := []struct {
+		name string
+		side
+	}{
+		{"Pebble alone, the same bytes", side{server: self, ask: func(_ context.Context, c int, _ string) error { return raw.commit(c) }}},
+		{"ledger and store, no network", side{server: self, ask: func(_ context.Context, c int, _ string) error {
+			return callers[c].grant(time.Since(began), store)
+		}}},
+		{"authority, a tenant each, a link each", side{server: daemon.child, ask: func(ctx context.Context, c int, _ string) error {
+			return gates[c].grant(ctx, spread[c])
+		}}},
+		{"authority, one hot tenant, a link each", side{server: daemon.child, ask: func(ctx context.Context, c int, _ string) error {
+			return gates[c].grant(ctx, shared[c])
+		}}},
+	}
+	got := make([]turns, len(sides))
+	for pair := range r.Pairs {
+		for i, s := range sides {
+			one, err := r.load(ctx, fmt.Sprintf("grants-%d-%d", i, pair), s.server, names[:1], s.ask)
+			if err != nil {
+				return err
+			}
+			got[i] = append(got[i], one)
+		}
+	}
+	fmt.Fprintf(r.out, "A grant commits %d records, %d bytes of keys and values; %d callers, %d turns of %v a side.\n\n", len(raw.templates[0]), raw.bytes, r.Callers, r.Pairs, r.Turn)
+	t := newTable("durable grants", "grants/s", "ratio to Pebble", "wanted", "p50 ms", "p99 ms", "server CPU s/100k", "client CPU s/100k")
+	for i, s := range sides {
+		ratio, wanted, server := "1", "-", "-"
+		if i > 0 {
+			ratio, wanted = got[i].of(rateOf).over(got[0].of(rateOf)).text("%.2f"), ">= 0.70"
+		}
+		if s.server != self {
+			server = got[i].of(func(t turn) float64 { return t.Server }).text("%.2f")
+		}
+		t.row(s.name, got[i].of(rateOf).text("%.0f"), ratio, wanted,
+			got[i].of(func(t turn) float64 { return t.P50 / 1000 }).text("%.1f"), got[i].of(func(t turn) float64 { return t.P99 / 1000 }).text("%.1f"),
+			server, got[i].of(func(t turn) float64 { return t.Client }).text("%.2f"))
+	}
+	t.print(r.out)
+	return nil
+}
+
+// grant asks the authority for one grant and waits for it.
+func (w *gateway) grant(ctx context.Context, a *asker) error {
+	req := a.next()
+	if why := w.link.Grant(&req); why != grant.None {
+		return fmt.Errorf("link: %v", why)
+	}
+	for {
+		select {
+		case got := <-w.grants:
+			if got.Tenant != a.tenant || got.ID != req.ID {
+				continue
+			}
+			if got.Result != grant.Granted {
+				return fmt.Errorf("grant %d of %s: %v %v", got.ID, got.Tenant, got.Result, got.Reason)
+			}
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// rawPebble commits batches of the shape of a grant's, with Pebble's defaults.
+type rawPebble struct {
+	db        *pebble.DB
+	templates [][]authority.Record // by caller
+	counts    []uint64
+	bytes     int // of keys and values of one batch
+}
+
+func openRaw(dir string, callers []*ledgerCaller) (*rawPebble, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	db, err := pebble.Open(dir, &pebble.Options{Logger: noLogger{}, FormatMajorVersion: pebble.FormatNewest})
+	if err != nil {
+		return nil, err
+	}
+	raw := &rawPebble{db: db, counts: make([]uint64, len(callers))}
+	for _, c := range callers {
+		var copied []authority.Record
+		for _, rec := range c.records {
+			copied = append(copied, authority.Record{Key: slices.Concat([]byte{byte(c.partition)}, rec.Key), Value: slices.Clone(rec.Value)})
+		}
+		raw.templates = append(raw.templates, copied)
+	}
+	for _, rec := range raw.templates[0] {
+		raw.bytes += len(rec.Key) + len(rec.Value)
+	}
+	return raw, nil
+}
+
+func (w *rawPebble) commit(caller int) error {
+	w.counts[caller]++
+	b := w.db.NewBatch()
+	for _, rec := range w.templates[caller] {
+		if rec.Value == nil {
+			if err := b.Delete(rec.Key, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		if len(rec.Value) >= 8 {
+			binary.BigEndian.PutUint64(rec.Value[len(rec.Value)-8:], w.counts[caller])
+		}
+		if err := b.Set(rec.Key, rec.Value, nil); err != nil {
+			return err
+		}
+	}
+	if err := b.Commit(pebble.Sync); err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// noLogger lets Pebble say only what ends the run.
+type noLogger struct{}
+
+func (noLogger) Infof(string, ...any)  {}
+func (noLogger) Errorf(string, ...any) {}
+func (noLogger) Fatalf(format string, args ...any) {
+	panic("versus: pebble: " + fmt.Sprintf(format, args...))
+}
