@@ -33,6 +33,9 @@ const (
 	numReasons
 )
 
+// NumReasons is the size of an array indexed by Reason.
+const NumReasons = int(numReasons)
+
 var reasonNames = [numReasons]string{
 	"", "rate", "cost-exceeds-burst", "no-slot", "overloaded", "unavailable", "deadline", "clock",
 	"unknown-tenant", "unknown-route", "unknown-session", "conflict", "stale", "fenced", "discarded",
