@@ -22,6 +22,8 @@ type Judge struct {
 	order   []*Case
 	parts   map[grant.Partition]*docket
 
+	// DeductedTwice and CreditedTwice count grant ids; one is a fault already.
+	DeductedTwice, CreditedTwice int
 	// FoundAgain counts acknowledged decisions that were looked for after a
 	// load and found.
 	FoundAgain int
@@ -206,6 +208,7 @@ func (j *Judge) released(p grant.Partition, s step, replies []authority.Reply) {
 				ids = append(ids, fmt.Sprintf("%v %d of %v to %v", r.Grant.Result, r.Grant.Units, r.Grant.ID, r.Grant.Incarnation))
 			}
 		}
+		j.DeductedTwice++
 		j.failf("partition %d: a step deducted %d units for grants, %d of them for ids that had not been granted before: %v", p, s.granted, fresh, ids)
 	}
 	if fresh > s.granted { // granted by commits that landed unheard
@@ -316,6 +319,7 @@ func (j *Judge) loaded(n *node) {
 
 // review asks for the policy that a Node found on the disk.
 func (j *Judge) review(n *node, c *Case) {
+	asked := j.w.now
 	j.w.Center.offer(n, authority.Call{Get: &authority.GetTenant{Tenant: c.ID}, Caller: &callback{func(r authority.Reply) {
 		if r.Tenant.Reason == grant.Overloaded {
 			j.w.After(time.Millisecond, func() {
@@ -325,13 +329,14 @@ func (j *Judge) review(n *node, c *Case) {
 			})
 			return
 		}
-		j.reviewed(c, r.Tenant)
+		j.reviewed(c, r.Tenant, asked)
 	}}})
 }
 
-func (j *Judge) reviewed(c *Case, s *authority.TenantState) {
+func (j *Judge) reviewed(c *Case, s *authority.TenantState, asked grant.Instant) {
 	switch {
 	case s.Reason == grant.Unavailable:
+	case len(c.changes) > 0 && c.changes[len(c.changes)-1].at >= asked: // changed since, in the same step perhaps
 	case s.Reason == grant.UnknownTenant && c.policy != nil:
 		if n := len(c.pending); n > 0 && c.pending[n-1].policy == nil {
 			j.changed(c, c.version, c.pending[n-1].at, nil) // deleted unheard, and forgotten
@@ -448,6 +453,7 @@ func (j *Judge) credited(g *Gateway, e *entry, a *grant.GrantAnswer, before, aft
 	case !ok:
 		j.failf("%s: credited grant %d of %q, which was never durable", g.Owner, a.ID, e.id)
 	case known.credited:
+		j.CreditedTwice++
 		j.failf("%s: credited grant %d of %q twice", g.Owner, a.ID, e.id)
 	case is-was != known.units:
 		j.failf("%s: credited %d units of grant %d of %q, which has %d", g.Owner, is-was, a.ID, e.id, known.units)

@@ -51,6 +51,9 @@ func (c NetConfig) validate() error {
 
 const defaultSilence = 3 * time.Second
 
+// Traffic counts messages of all streams.
+type Traffic struct{ Sent, Lost, Duplicated, Late uint64 }
+
 // stream is one connection of a gateway's process to the center's process.
 type stream struct {
 	w       *World
@@ -80,13 +83,17 @@ func (s *stream) send(direction int, f func()) {
 	if s.broken {
 		return
 	}
+	s.w.Traffic.Sent++
 	if chance(c.LossPPM) {
+		s.w.Traffic.Lost++
 		return
 	}
 	if chance(c.DupPPM) {
+		s.w.Traffic.Duplicated++
 		s.arrive(direction, s.latency()+s.late(), f, true)
 	}
 	if chance(c.LatePPM) {
+		s.w.Traffic.Late++
 		s.arrive(direction, s.latency()+s.late(), f, true)
 		return
 	}

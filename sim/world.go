@@ -94,6 +94,7 @@ type World struct {
 	Registry *Registry
 	Center   *Center
 	Judge    *Judge
+	Traffic  Traffic
 	gateways []*Gateway
 	loads    int
 }
