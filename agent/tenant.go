@@ -126,25 +126,24 @@ func (t *Tenant) Take(now Reading, class grant.RouteClass, count Units) (d Decis
 		}
 	}
 	if v.policy.Mode == grant.Off {
-		return Decision{
-			Outcome: Admitted, Path: Unrestricted, Shadow: true, Cost: price,
-			At: now.Mono, Start: now.Mono, Policy: v.policy, Version: v.version,
-		}, true
+		d.Path, d.Shadow = Unrestricted, true
+	} else {
+		if c.Central || price > v.policy.Burst {
+			return d, false
+		}
+		taken := v.wallet.Take(now, price)
+		if taken.Why != NotRefused {
+			return d, false
+		}
+		if taken.Low && !t.low.Load() {
+			t.low.Store(true)
+		}
+		d.Remaining = taken.Left // Path is Local
 	}
-	if c.Central || price > v.policy.Burst {
-		return d, false
-	}
-	taken := v.wallet.Take(now, price)
-	if taken.Why != NotRefused {
-		return d, false
-	}
-	if taken.Low && !t.low.Load() {
-		t.low.Store(true)
-	}
-	return Decision{
-		Outcome: Admitted, Path: Local, Cost: price, Remaining: taken.Left,
-		At: now.Mono, Start: now.Mono, Policy: v.policy, Version: v.version,
-	}, true
+	d.Outcome, d.Cost = Admitted, price
+	d.At, d.Start = now.Mono, now.Mono
+	d.Policy, d.Version = v.policy, v.version
+	return d, true
 }
 
 // Low reports, once, that a Take crossed the low-water mark: call Tick now.
