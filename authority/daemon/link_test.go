@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -212,26 +213,36 @@ func TestSlowAgent(t *testing.T) {
 // flow control, and others are served meanwhile.
 func TestAgentThatNeverReads(t *testing.T) {
 	cfg := testConfig(t.TempDir())
-	cfg.Link.MaxBatch, cfg.Link.MaxQueued = 64, 64
+	// Long names make the answers fill every window long before the queue.
+	cfg.Link.MaxBatch, cfg.Link.MaxQueued = 64, 8192
+	nobody := strings.Repeat("n", grant.MaxTenantLen)
 	lines := &log{more: make(chan struct{})}
 	cfg.Logger = slog.New(lines)
 	r, err := begin(t, cfg)
 	must(t, r, err)
 	r.put("read", slowPolicy())
 	deaf := r.mustLink("deaf", grant.NewIncarnation())
-	seq := uint64(0)
-	for err = nil; err == nil; {
-		batch := &stipendv1.AgentBatch{}
-		for range 64 {
-			seq++
-			batch.Checks = append(batch.Checks, deaf.checkRequest("nobody", "read", seq, time.Minute))
+	pumped := make(chan struct{})
+	go func() {
+		defer close(pumped)
+		seq := uint64(0)
+		for {
+			batch := &stipendv1.AgentBatch{}
+			for range 64 {
+				seq++
+				batch.Checks = append(batch.Checks, deaf.checkRequest(nobody, "read", seq, time.Minute))
+			}
+			if deaf.stream.Send(&stipendv1.LinkRequest{Frame: &stipendv1.LinkRequest_Batch{Batch: batch}}) != nil {
+				return
+			}
 		}
-		err = deaf.stream.Send(&stipendv1.LinkRequest{Frame: &stipendv1.LinkRequest_Batch{Batch: batch}})
-	}
+	}()
 	lines.await(t, "agent gone deaf", deaf.inc, "does not read")
 	a := r.mustLink("other", grant.NewIncarnation())
 	if got := a.check(a.checkRequest("read", "read", 1, time.Minute))[0]; got.Verdict != stipendv1.Verdict_VERDICT_ALLOW {
 		t.Errorf("another agent meanwhile: %v", got)
 	}
 	a.leave()
+	r.conn.Close() // the deaf one would send for ever
+	<-pumped
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -156,6 +157,41 @@ func TestMemberChangesAreNotRefused(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// A change counts as told only when every partition has answered it: a stream's
+// welcome and a discard's confirmation wait for that.
+func TestSettled(t *testing.T) {
+	p, g, ended, stop := gated(t, 64)
+	r := newRouter(slog.New(slog.DiscardHandler))
+	r.partitions = []*partition{p}
+	p.offer(putCall(&answers{got: make(chan struct{}, 1)}, "a"))
+	<-g.begun // nothing is stepped now
+	inc := grant.Incarnation{1}
+	r.changed(authority.Member{Incarnation: inc, Owner: "gw", State: authority.Live})
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.settled(late, inc); !errors.Is(err, context.Canceled) {
+		t.Errorf("settled before the partition answered: %v", err)
+	}
+	g.end <- nil
+	if err := r.settled(t.Context(), inc); err != nil {
+		t.Error(err)
+	}
+	if err := r.settled(late, inc); err != nil { // nothing is awaited any more
+		t.Error(err)
+	}
+	p.offer(putCall(&answers{got: make(chan struct{}, 1)}, "b"))
+	<-g.begun
+	r.changed(authority.Member{Incarnation: inc, Owner: "gw", State: authority.Discarded})
+	g.end <- errors.New("disk broke")
+	if err := r.settled(t.Context(), inc); err == nil {
+		t.Error("settled although the partition failed")
+	}
+	if err := <-ended; err == nil {
+		t.Error("the partition goes on")
+	}
+	stop()
 }
 
 // A store that became the home elsewhere ends this authority at once.
