@@ -2,17 +2,21 @@ package main
 
 import (
 	"compress/gzip"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"stipend": main})
+	testscript.Main(m, map[string]func(){
+		"stipend": main, "stipend-authority": authorityMain, "stipend-agent": agentMain,
+	})
 }
 
 // TestScripts proves what a person sees: output, errors that say what to do
@@ -39,6 +43,32 @@ func TestScripts(t *testing.T) {
 			z := gzip.NewWriter(f)
 			z.Write(raw)
 			return z.Close()
+		},
+	})
+}
+
+// TestDemo proves that the demo, in short form and with the real daemons as
+// processes, ends with the bound held, and that its verdict is what it says.
+func TestDemo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes and load")
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/demo",
+		RequireExplicitExec: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": exits, "judged": judged,
+		},
+		Condition: func(cond string) (bool, error) {
+			name, ok := strings.CutPrefix(cond, "env:")
+			if !ok {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			return os.Getenv(name) != "", nil
+		},
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("STIPEND_TRACES", os.Getenv("STIPEND_TRACES"))
+			return traceFiles(e.WorkDir)
 		},
 	})
 }

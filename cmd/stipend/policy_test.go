@@ -16,15 +16,15 @@ import (
 	"github.com/stipend/stipend/authority/daemon"
 )
 
-// authority is a real one, in this process: daemon.Run on port 0.
-type authority struct {
+// running is a real authority, in this process: daemon.Run on port 0.
+type running struct {
 	t    *testing.T
 	cfg  daemon.Config
 	addr string
 	stop func()
 }
 
-func startAuthority(t *testing.T, dir string) *authority {
+func startAuthority(t *testing.T, dir string) *running {
 	t.Helper()
 	cfg := daemon.DefaultConfig()
 	cfg.Listen, cfg.HTTP, cfg.Data = "127.0.0.1:0", "", dir
@@ -35,7 +35,7 @@ func startAuthority(t *testing.T, dir string) *authority {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.Run(ctx, cfg) }()
-	a := &authority{t: t, cfg: cfg}
+	a := &running{t: t, cfg: cfg}
 	select {
 	case addrs := <-at:
 		a.addr = addrs.GRPC.String()
@@ -59,12 +59,12 @@ func startAuthority(t *testing.T, dir string) *authority {
 }
 
 // call runs the command against the authority.
-func (a *authority) call(code int, args ...string) (stdout, stderr string) {
+func (a *running) call(code int, args ...string) (stdout, stderr string) {
 	a.t.Helper()
 	return a.pipe("", code, args...)
 }
 
-func (a *authority) pipe(in string, code int, args ...string) (stdout, stderr string) {
+func (a *running) pipe(in string, code int, args ...string) (stdout, stderr string) {
 	a.t.Helper()
 	var out, errOut bytes.Buffer
 	got := run(context.Background(), append(args, "--authority", a.addr), strings.NewReader(in), &out, &errOut)

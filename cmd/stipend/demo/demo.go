@@ -68,6 +68,13 @@ func Run(ctx context.Context, cfg Config) (res *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	programs, err := findBinaries(ctx, dir, func(s string) { out.say("%s", s) })
+	if err != nil {
+		if cfg.Dir == "" {
+			os.RemoveAll(dir)
+		}
+		return nil, err
+	}
 	defer func() {
 		out.end()
 		switch {
@@ -78,10 +85,6 @@ func Run(ctx context.Context, cfg Config) (res *Result, err error) {
 			err = fmt.Errorf("%w\nlogs and everything else are in %s", err, dir)
 		}
 	}()
-	programs, err := findBinaries(ctx, dir, func(s string) { out.say("%s", s) })
-	if err != nil {
-		return nil, err
-	}
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w := &world{plan: p, dir: dir, out: out, programs: programs, fail: cancel, children: newChildren(dir)}

@@ -249,20 +249,17 @@ func (l *line) next(at time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%5.1fs  ", at.Seconds())
 	if first.role == hot {
-		fmt.Fprintf(&b, "%s %.0f/s of %d, 429 %.0f/s, excess %d of %d |", first.id, l.rate, first.policy.Rate.Units, l.refused, excess, slack)
+		fmt.Fprintf(&b, "%s %3.0f of %d/s, 429 %3.0f/s, excess %d of %d |", first.id, l.rate, first.policy.Rate.Units, l.refused, excess, slack)
 	} else {
-		fmt.Fprintf(&b, "admitted %.0f/s, 429 %.0f/s, busiest tenant's excess %d of %d |", l.rate, l.refused, excess, slack)
+		fmt.Fprintf(&b, "admitted %3.0f/s, 429 %3.0f/s, busiest tenant's excess %d of %d |", l.rate, l.refused, excess, slack)
 	}
 	fav := w.plan.favourite(at)
 	for i := range gateways {
-		mark := ""
-		switch {
-		case !w.isAlive(i):
-			mark = " dead"
-		case i == fav:
-			mark = " 90%"
+		mark := [gateways]string{"90%", " 9%", " 1%"}[(i-fav+gateways)%gateways]
+		if !w.isAlive(i) {
+			mark = "dead"
 		}
-		fmt.Fprintf(&b, " %s%s", w.files.agents[i].name, mark)
+		fmt.Fprintf(&b, " %s %s", w.files.agents[i].name, mark)
 	}
 	if w.load.roles[cold].sent.Load() > 0 {
 		fmt.Fprintf(&b, " | cold %d ok | abuser 429 %d, 401 %d", w.load.roles[cold].ok.Load(), w.load.roles[over].limited.Load(), w.load.roles[unverified].unverified.Load())
