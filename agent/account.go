@@ -212,7 +212,7 @@ func (t *Tenant) Answer(now Reading, ans grant.GrantAnswer, fx *Effects) {
 		a = t.reserve
 	}
 	if a == nil || !a.open || ans.ID != a.req.ID || ans.Incarnation != t.inc || ans.Tenant != t.id || t.closed {
-		t.stats.Ignored++
+		t.ignored++
 		t.run(now, fx)
 		return
 	}

@@ -39,7 +39,7 @@ func (t *Tenant) central(now Reading, w *waiter, fx *Effects) Decision {
 		Attempt: grant.Attempt{Incarnation: t.inc, Seq: t.cfg.NextSeq()},
 	}
 	c.req.Sum = c.req.Fingerprint()
-	t.stats.Checks++
+	t.attempts++
 	t.checks = append(t.checks, c)
 	if t.up {
 		t.sendCheck(now, &t.checks[len(t.checks)-1], fx)
@@ -75,7 +75,7 @@ func (t *Tenant) Checked(now Reading, ans grant.CheckAnswer, fx *Effects) {
 		return cmp.Compare(c.req.Attempt.Seq, seq)
 	})
 	if !ok || ans.Attempt.Incarnation != t.inc || ans.Tenant != t.id {
-		t.stats.Ignored++ // an ALLOW in here is spent: nobody waits for it
+		t.ignored++ // an ALLOW in here is spent: nobody waits for it
 		t.run(now, fx)
 		return
 	}

@@ -10,7 +10,7 @@ import (
 
 // Stats counts what happened and what is held now.
 func (t *Tenant) Stats() Stats {
-	s := t.stats
+	s := Stats{Checks: t.attempts, Ignored: t.ignored}
 	if t.ord != nil {
 		t.ord.wallet.count(&s.AccountStats)
 		s.Requests, s.Retries = t.ord.requests, t.ord.retries

@@ -69,7 +69,8 @@ type Tenant struct {
 	draining bool
 	closed   bool
 
-	stats Stats // Checks and Ignored only
+	attempts uint64 // Checks made
+	ignored  uint64 // answers that were not for an open request
 }
 
 // waiter is a request on its way to a decision.
