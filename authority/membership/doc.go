@@ -22,6 +22,7 @@
 //	inc/<incarnation>  owner and fate: "live" until the state is final
 //	live/<incarnation> exists while the lease lives; Lost is its absence
 //	owner/<name>       the incarnation that bears the name now, unless it is final
+//	probe              written to learn whether a full etcd takes writes again
 //
 // # Invariants, kept by transactions
 //

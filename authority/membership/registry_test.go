@@ -545,6 +545,49 @@ func TestEmbedded(t *testing.T) {
 	}
 }
 
+// An external etcd with users: one that may only use our prefix is enough, a
+// wrong password is refused.
+func TestCredentials(t *testing.T) {
+	dir := t.TempDir()
+	srv, admin, err := startEmbedded(t.Context(), dir, 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.close()
+	defer admin.Close()
+	cfg := testConfig(t)
+	cfg.Endpoints = []string{"unix://" + filepath.Join(dir, SocketName)}
+	cfg.Username, cfg.PasswordFile = "stipend", filepath.Join(dir, "password")
+	ctx := t.Context()
+	setUp := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	setUp(nil, os.WriteFile(cfg.PasswordFile, []byte("secret\n"), 0o600))
+	setUp(admin.UserAdd(ctx, "root", "r"))
+	setUp(admin.UserGrantRole(ctx, "root", "root"))
+	setUp(admin.UserAdd(ctx, "stipend", "secret"))
+	setUp(admin.RoleAdd(ctx, "stipend"))
+	setUp(admin.RoleGrantPermission(ctx, "stipend", cfg.Prefix, clientv3.GetPrefixRangeEnd(cfg.Prefix), clientv3.PermissionType(clientv3.PermReadWrite)))
+	setUp(admin.UserGrantRole(ctx, "stipend", "stipend"))
+	setUp(admin.AuthEnable(ctx))
+
+	w := start(t, cfg)
+	defer w.stop()
+	w.register("gw", inc(1)).Close()
+	w.lookAtHealth(ctx)
+	if s := w.Status(); s != (Status{}) {
+		t.Errorf("status %+v", s)
+	}
+	setUp(nil, os.WriteFile(cfg.PasswordFile, []byte("wrong"), 0o600))
+	if r, err := Open(ctx, cfg); err == nil {
+		r.Close()
+		t.Error("a wrong password was let in")
+	}
+}
+
 // A full database is a state with a name, refuses with ErrNoSpace, and the
 // embedded server is made well again when there is something to throw away.
 func TestNoSpace(t *testing.T) {

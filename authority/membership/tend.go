@@ -3,11 +3,13 @@ package membership
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stipend/stipend/authority"
@@ -42,11 +44,18 @@ func (r *Registry) tend(ctx context.Context) error {
 func (r *Registry) lookAtHealth(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, tendEvery/2)
 	defer cancel()
-	alarms, err := r.client.AlarmList(ctx)
 	now := Status{}
-	if err != nil {
+	if _, err := r.client.Get(ctx, r.cfg.Prefix+"home", clientv3.WithCountOnly()); err != nil {
 		now.Err = err.Error()
-	} else {
+	}
+	alarms, err := r.client.AlarmList(ctx)
+	switch {
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		// Only etcd's administrators may ask: what refused writes said stands.
+		now.NoSpace = r.Status().NoSpace && r.writeProbe(ctx) != nil
+	case err != nil:
+		now.Err = err.Error()
+	default:
 		for _, a := range alarms.Alarms {
 			now.NoSpace = now.NoSpace || a.Alarm == pb.AlarmType_NOSPACE
 		}
@@ -71,6 +80,12 @@ func (r *Registry) lookAtHealth(ctx context.Context) {
 	default:
 		r.log.Info("membership: etcd is well again")
 	}
+}
+
+// writeProbe asks whether etcd takes writes again.
+func (r *Registry) writeProbe(ctx context.Context) error {
+	_, err := r.client.Put(ctx, r.cfg.Prefix+"probe", "")
+	return err
 }
 
 func (r *Registry) reclaim(ctx context.Context) error {
