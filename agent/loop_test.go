@@ -177,3 +177,19 @@ func TestRememberedDenialIsCleared(t *testing.T) {
 		}
 	}
 }
+
+// A request that was parked until its grant came is evidence: who goes without
+// right after is over the limit, also when the last word is seconds old.
+func TestGrantThatWaitedIsEvidence(t *testing.T) {
+	s := hot(t, testPolicy(), 1, func(c *Config) { c.Deadline = 5 * time.Second })
+	s.try("write", 1, time.Minute)
+	s.answer(grant.GrantAnswer{ID: s.open().ID, Result: grant.Parked})
+	s.pass(3 * time.Second)
+	_, second := s.try("dear", 1, 100*time.Millisecond)
+	s.grant(5)
+	if m := s.resolved(); len(m) != 1 {
+		t.Fatalf("resolved %v", m)
+	}
+	s.pass(100 * time.Millisecond)
+	want(t, s.one(second), Denied, grant.Over)
+}
