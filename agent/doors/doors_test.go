@@ -245,6 +245,9 @@ func TestRetryAfter(t *testing.T) {
 	if p := refusal(agent.Decision{Outcome: agent.Denied, Reason: grant.Over}); p.retryAfter != 0 {
 		t.Error("a denial without an estimate has a Retry-After")
 	}
+	if p := refusal(agent.Decision{Outcome: agent.Denied, Reason: grant.CostExceedsBurst, RetryAfter: time.Second}); p.retryAfter != 0 {
+		t.Error("what can never succeed has a Retry-After")
+	}
 	if p := refusal(agent.Decision{}); p.Status != 503 {
 		t.Errorf("a decision that is none: %d", p.Status)
 	}

@@ -35,6 +35,7 @@ type world struct {
 	g    *gate.Gate
 	step atomic.Int64 // of the wall clock
 	nap  atomic.Int64 // of the boot clock: what a suspended machine adds
+	late atomic.Int64 // of all clocks: time that passes without any timer
 	stop func()
 }
 
@@ -52,10 +53,10 @@ func bubble(t *testing.T, change func(*gate.Config), body func(*world)) {
 		w := &world{T: t, a: a}
 		cfg := config(a)
 		base := time.Now()
-		mono := func() grant.Instant { return grant.Instant(time.Since(base) + time.Hour) }
+		mono := func() grant.Instant { return grant.Instant(time.Since(base)+time.Hour) + grant.Instant(w.late.Load()) }
 		cfg.Clock = gate.Clock{
 			Now: func() agent.Reading {
-				return agent.Reading{Mono: mono(), Wall: grant.Instant(time.Now().UnixNano() + w.step.Load())}
+				return agent.Reading{Mono: mono(), Wall: grant.Instant(time.Now().UnixNano() + w.step.Load() + w.late.Load())}
 			},
 			Kernel: func() (boot, raw grant.Instant, err error) {
 				return mono() + grant.Instant(w.nap.Load()), mono(), nil
@@ -136,6 +137,33 @@ func TestDecides(t *testing.T) {
 		}
 		if d := w.decide("acme", "nope"); d.Outcome == agent.Admitted || d.Reason != grant.UnknownRoute {
 			w.Errorf("unknown class: %+v", d)
+		}
+	})
+}
+
+// A wallet that runs low is filled before it is empty: in steady load nobody
+// waits.
+func TestAsksAhead(t *testing.T) {
+	bubble(t, nil, func(w *world) {
+		w.a.Put("acme", policy())
+		w.warm("acme")
+		waited := func() (n uint64) {
+			for _, l := range w.g.Stats().Latencies {
+				if l.Waited {
+					for _, b := range l.Buckets {
+						n += b
+					}
+				}
+			}
+			return n
+		}
+		before := waited()
+		for range 2000 {
+			w.decide("acme", "read")
+			advance(2 * time.Millisecond)
+		}
+		if n := waited() - before; n > 0 {
+			w.Errorf("%d of 2000 waited", n)
 		}
 	})
 }
@@ -289,6 +317,9 @@ func TestClocks(t *testing.T) {
 			w.Error("an admission from before a step passes at once")
 		}
 		advance(150 * time.Millisecond)
+		if w.g.Recheck(d) {
+			w.Error("an admission from before a step passes after the guard took the new offset")
+		}
 		if s := w.g.Stats(); s.Wallets.Dropped[agent.DropClock] == 0 || s.Moves != 1 {
 			w.Errorf("after a step of the wall: %+v", s.Wallets)
 		}
@@ -306,8 +337,21 @@ func TestClocks(t *testing.T) {
 		if s := w.g.Stats(); s.Moves < 4 {
 			w.Errorf("ten naps of 30 ms: %d moves seen", s.Moves)
 		}
+		w.warm("acme")
+		moves := w.g.Stats().Moves
+		w.nap.Add(int64(time.Second))
+		w.late.Add(int64(400 * time.Millisecond)) // the guard's ticker did not run
+		w.decide("acme", "read")
+		if s := w.g.Stats(); s.Moves != moves+1 {
+			w.Error("with a late guard a request did not look at the clocks itself")
+		}
+		advance(time.Millisecond)
 		d = w.decide("acme", "read")
-		advance(250 * time.Millisecond)
+		w.late.Add(int64(150 * time.Millisecond))
+		if !w.g.Recheck(d) {
+			w.Error("an admission does not pass within MaxForwardDelay")
+		}
+		w.late.Add(int64(51 * time.Millisecond))
 		if w.g.Recheck(d) {
 			w.Error("an admission passes after more than MaxForwardDelay")
 		}
@@ -367,6 +411,11 @@ func TestCeiling(t *testing.T) {
 			w.Errorf("%d in flight, %d refused; want 4 and 1 in flight, 96 refused", s.Checks, s.Ceiling)
 		}
 		wg.Wait()
+		w.a.HangUp()
+		advance(time.Millisecond)
+		if s := w.g.Stats(); s.Checks != 0 {
+			w.Errorf("%d in flight without a stream", s.Checks)
+		}
 		w.a.SetMood(linktest.Well)
 		advance(3 * time.Second)
 		if d := w.decide("abuser", "read"); d.Outcome != agent.Admitted {

@@ -132,12 +132,6 @@ func (t *table) all() []*entry {
 	return out
 }
 
-func (t *table) len() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.live
-}
-
 // forget drops idle entries among the next n slots and reports how many.
 // idle is called with the entry's lock held; t.mu is held.
 func (t *table) forget(n int, idle func(*entry) bool) (freed int) {

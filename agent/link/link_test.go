@@ -36,9 +36,10 @@ func (g *log) events(t *testing.T) link.Events {
 		Up: func(link.Peer) {
 			g.mu.Lock()
 			g.ups = append(g.ups, time.Now())
+			onUp := g.onUp
 			g.mu.Unlock()
-			if g.onUp != nil {
-				g.onUp()
+			if onUp != nil {
+				onUp()
 			}
 		},
 		Down:    func(err error) { g.mu.Lock(); g.downs = append(g.downs, err); g.mu.Unlock() },
@@ -159,11 +160,13 @@ func TestSlowStart(t *testing.T) {
 		synctest.Wait()
 		a.SetMood(linktest.Well)
 		before := len(a.Batches())
+		g.mu.Lock()
 		g.onUp = func() {
 			for i := range 2000 {
 				l.Check(check(uint64(i + 1)))
 			}
 		}
+		g.mu.Unlock()
 		advance(time.Second)
 		synctest.Wait()
 		if len(g.checks) != 2000 {
