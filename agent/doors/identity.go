@@ -46,7 +46,7 @@ func prefixes(list []string) ([]netip.Prefix, error) {
 	for i, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("trusted_peers[%d]: %q; allowed: a CIDR such as 10.0.0.0/8 or 127.0.0.1/32", i, s))
+			errs = append(errs, fmt.Errorf("trusted_peers.%d: %q; allowed: a CIDR such as 10.0.0.0/8 or 127.0.0.1/32", i, s))
 			continue
 		}
 		out = append(out, p.Masked())

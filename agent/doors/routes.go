@@ -42,7 +42,7 @@ func NewRoutes(list []Route) (*Routes, error) {
 	}
 	var errs []error
 	for i, r := range list {
-		at := fmt.Sprintf("routes[%d]", i)
+		at := fmt.Sprintf("routes.%d", i)
 		if err := r.Class.Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("%s.%w", at, err))
 		}

@@ -67,7 +67,7 @@ func TestRouteFaults(t *testing.T) {
 		{Pattern: "GET /d", Class: "d", MaxCount: -1, CountHeader: "a b"},
 		{Class: "e"},
 	})
-	for _, want := range []string{"routes[0].pattern", "routes[1].class", "routes[3].pattern", "routes[4].max_count", "routes[4].count_header", "routes[5].pattern"} {
+	for _, want := range []string{"routes.0.pattern", "routes.1.class", "routes.3.pattern", "routes.4.max_count", "routes.4.count_header", "routes.5.pattern"} {
 		if err == nil || !strings.Contains(err.Error(), want+":") {
 			t.Errorf("%s is not named in %v", want, err)
 		}
@@ -147,7 +147,7 @@ func TestIdentity(t *testing.T) {
 		}
 	}
 	err = IdentityConfig{TenantHeader: "a b", TrustedPeers: []string{"10.0.0.1"}}.Validate()
-	for _, want := range []string{"tenant_header:", "trusted_peers[0]:"} {
+	for _, want := range []string{"tenant_header:", "trusted_peers.0:"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is not named in %v", want, err)
 		}

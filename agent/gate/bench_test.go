@@ -2,7 +2,9 @@ package gate_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,5 +103,52 @@ func TestDecideAllocates(t *testing.T) {
 	})
 	if n != 0 || local < 9000 {
 		t.Errorf("%v allocations a decision; %d of 10001 were local", n, local)
+	}
+}
+
+// BenchmarkDecideRatio is the time of an admission, and of a denial, as a share
+// of AllowN's in the same run. Blocks of each take turns and the fastest block of
+// each counts, so that a busy machine blurs it little.
+func BenchmarkDecideRatio(b *testing.B) {
+	const block = 20_000
+	r := gate.Request{Tenant: "acme", Class: "read", Count: 1}
+	ctx := context.Background()
+	lim := rate.NewLimiter(rate.Limit(1e12), 1<<40)
+	theirs := func() { lim.AllowN(time.Now(), 1) }
+	over := policy()
+	over.Rate, over.Burst, over.Grant.Quantum = grant.Rate{Units: 1, Per: time.Hour}, 10, 1
+	over.Classes = map[grant.RouteClass]grant.Class{"read": {Cost: 1}}
+	for _, c := range []struct {
+		name string
+		p    *grant.Policy
+	}{{"admit", plenty()}, {"deny", over}} {
+		g := running(b, c.p)
+		ours := func() { g.Decide(ctx, r) }
+		for _, workers := range []int{1, 2} {
+			b.Run(fmt.Sprintf("%s/%d", c.name, workers), func(b *testing.B) {
+				timed := func(f func()) time.Duration {
+					var wg sync.WaitGroup
+					start := time.Now()
+					for range workers {
+						wg.Go(func() {
+							for range block {
+								f()
+							}
+						})
+					}
+					wg.Wait()
+					return time.Since(start)
+				}
+				best := [2]time.Duration{time.Hour, time.Hour}
+				for b.Loop() {
+					best[0] = min(best[0], timed(ours))
+					best[1] = min(best[1], timed(theirs))
+				}
+				b.ReportMetric(float64(best[0])/float64(best[1]), "ratio")
+				b.ReportMetric(float64(best[0].Nanoseconds())/block, "ns/decision")
+				b.ReportMetric(float64(best[1].Nanoseconds())/block, "ns/AllowN")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
 	}
 }
