@@ -214,9 +214,14 @@ func (b *batchRouter) route(m *stipendv1.AgentBatch) {
 		b.add(req.Tenant, authority.Call{Caller: b.s, Check: &req, Deadline: deadline(now, req.Budget)})
 	}
 	for _, p := range b.filled {
-		b.d.partitions[p].offer(b.calls[p]...)
+		b.d.partitions[p].queue(b.calls[p]...)
 		clear(b.calls[p])
 		b.calls[p] = b.calls[p][:0]
+	}
+	// Only now, so that one round takes the whole frame.
+	for _, p := range b.filled {
+		part := b.d.partitions[p]
+		part.drive.mark(part.bit)
 	}
 	b.filled = b.filled[:0]
 }

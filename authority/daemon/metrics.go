@@ -35,7 +35,7 @@ func newMetrics(version string) *metrics {
 	m := &metrics{
 		commits: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "commit_duration_seconds",
-			Help:                           "Time of a synced commit of one partition.",
+			Help:                           "Time of a synced commit, of all partitions that had something to write.",
 			Buckets:                        prometheus.ExponentialBuckets(0.0001, 2, 16), // 0.1 ms to 3.3 s
 			NativeHistogramBucketFactor:    1.1,
 			NativeHistogramMaxBucketNumber: 100,

@@ -1,27 +1,27 @@
 package daemon
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"sync"
-	"time"
 
 	"github.com/stipend/stipend/authority"
 	"github.com/stipend/stipend/proto/grant"
 )
 
 // caller is what this shell puts into authority.Call.Caller. receive must not
-// block: it runs in a partition's goroutine.
+// block: it runs in a drive's goroutine.
 type caller interface{ receive(authority.Reply) }
 
-// partition is one Node and the goroutine that owns it.
+// partition is one Node behind a lock: callers queue calls, the partition's
+// drive steps it.
 type partition struct {
 	id    grant.Partition
-	store authority.Store
+	store authority.Store // to load from
 	clock clock
 	push  func(*authority.PolicyPush)
-	wake  chan struct{} // capacity 1: something waits
+
+	drive *drive        // set before the first call
+	bit   uint64        // of this partition in the drive's marks
+	due   grant.Instant // the drive's: when the Node must be stepped at the latest
 
 	mu      sync.Mutex
 	node    *authority.Node
@@ -30,11 +30,17 @@ type partition struct {
 }
 
 func newPartition(cfg authority.Config, id grant.Partition, store authority.Store, clock clock, push func(*authority.PolicyPush)) *partition {
-	return &partition{id: id, store: store, clock: clock, push: push, wake: make(chan struct{}, 1), node: authority.NewNode(cfg, id)}
+	return &partition{id: id, store: store, clock: clock, push: push, node: authority.NewNode(cfg, id)}
 }
 
 // offer queues calls and sends the refusal of those that find no room at once.
 func (p *partition) offer(calls ...authority.Call) {
+	p.queue(calls...)
+	p.drive.mark(p.bit)
+}
+
+// queue is offer for a caller that marks the partition itself.
+func (p *partition) queue(calls ...authority.Call) {
 	var refused []authority.Reply
 	p.mu.Lock()
 	for _, c := range calls {
@@ -58,26 +64,25 @@ func (p *partition) offer(calls ...authority.Call) {
 		}
 	}
 	p.mu.Unlock()
-	p.signal()
-	p.deliver(refused)
-}
-
-func (p *partition) signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
+	for _, r := range refused {
+		p.deliver(r)
+		if s, ok := r.Caller.(*stream); ok {
+			s.signal()
+		}
 	}
 }
 
-func (p *partition) deliver(replies []authority.Reply) {
-	for _, r := range replies {
-		if r.Push != nil {
-			p.push(r.Push)
-			continue
-		}
-		if c, ok := r.Caller.(caller); ok {
-			c.receive(r)
-		}
+// deliver hands out one reply; a stream is to be signalled afterwards.
+func (p *partition) deliver(r authority.Reply) {
+	if r.Push != nil {
+		p.push(r.Push)
+		return
+	}
+	switch c := r.Caller.(type) {
+	case *stream:
+		c.put(r)
+	case caller:
+		c.receive(r)
 	}
 }
 
@@ -87,43 +92,11 @@ func (p *partition) load() error {
 	return p.node.Load(p.store, p.clock())
 }
 
-// errAbrupt, as the cause of the context's end, lets a partition stop where it
-// is: it decides nothing any more.
-var errAbrupt = errors.New("this process must not serve any longer")
-
-// run drives the Node until ctx ends, then decides what is queued and steps
-// down. It returns an error only when a commit failed: the process must end.
-func (p *partition) run(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for ctx.Err() == nil {
-		next, more, err := p.step()
-		if err != nil {
-			return err
-		}
-		if more {
-			continue
-		}
-		var due <-chan time.Time
-		if next != grant.Never {
-			timer.Reset(next.Sub(p.clock().Mono))
-			due = timer.C
-		}
-		select {
-		case <-ctx.Done():
-		case <-p.wake:
-		case <-due:
-		}
-	}
-	if context.Cause(ctx) == errAbrupt {
-		return nil
-	}
-	return p.stepDown()
-}
-
-// step takes one step of the Node; more says that calls still wait.
-func (p *partition) step() (next grant.Instant, more bool, err error) {
+// step takes one step of the Node. Its records are to be committed, and
+// committed called, before the next one.
+func (p *partition) step(now authority.Reading) []authority.Record {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	for len(p.members) > 0 {
 		if _, ok := p.node.Offer(p.members[0]); !ok {
 			break
@@ -134,48 +107,36 @@ func (p *partition) step() (next grant.Instant, more bool, err error) {
 	if len(p.members) == 0 {
 		p.members = nil
 	}
-	now := p.clock()
-	records := p.node.Step(now)
-	if len(records) > 0 {
-		p.mu.Unlock() // the next batch collects while this one is synced
-		err = p.store.Commit(p.id, records)
-		p.mu.Lock()
-		p.node.Done(err)
-	}
-	replies := p.node.Replies()
-	next = p.node.Wake(now)
-	more = p.node.Waiting() > 0 || len(p.members) > 0
-	p.closed = p.closed || err != nil
-	p.mu.Unlock()
-	p.deliver(replies)
-	if err != nil {
-		return 0, false, fmt.Errorf("partition %d: %w", p.id, err)
-	}
-	return next, more, nil
+	return p.node.Step(now)
 }
 
-func (p *partition) stepDown() error {
-	for more := true; more; {
-		var err error
-		if _, more, err = p.step(); err != nil {
-			return err
-		}
-	}
+// committed says how the commit of the last step ended.
+func (p *partition) committed(err error) {
 	p.mu.Lock()
-	records := p.node.Close(p.clock())
+	defer p.mu.Unlock()
+	p.node.Done(err)
+	p.closed = p.closed || err != nil
+}
+
+// take appends the replies that may be sent, and notes when the Node is due
+// and whether calls still wait.
+func (p *partition) take(replies []authority.Reply, now authority.Reading) []authority.Reply {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	replies = append(replies, p.node.Replies()...)
+	p.due = p.node.Wake(now)
+	if p.node.Waiting() > 0 || len(p.members) > 0 {
+		p.drive.mark(p.bit)
+	}
+	return replies
+}
+
+// close ends the Node's leadership; its records are to be committed.
+func (p *partition) close(now authority.Reading) []authority.Record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.closed = true
-	p.mu.Unlock()
-	var err error
-	if len(records) > 0 {
-		if err = p.store.Commit(p.id, records); err != nil {
-			err = fmt.Errorf("partition %d: persist ledger time: %w", p.id, err)
-		}
-	}
-	p.mu.Lock()
-	replies := p.node.Replies()
-	p.mu.Unlock()
-	p.deliver(replies)
-	return err
+	return p.node.Close(now)
 }
 
 func (p *partition) stats() authority.Stats {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stipend/stipend/authority"
 	"github.com/stipend/stipend/authority/membership"
+	"github.com/stipend/stipend/authority/pebblestore"
 	"github.com/stipend/stipend/proto/grant"
 )
 
@@ -23,8 +24,14 @@ type gate struct {
 
 func (g *gate) Load(grant.Partition, func(_, _ []byte) error) error { return nil }
 
-func (g *gate) Commit(_ grant.Partition, records []authority.Record) error {
-	g.begun <- len(records)
+func (g *gate) Commit(grant.Partition, []authority.Record) error { panic("only drives commit") }
+
+func (g *gate) commit(parts []pebblestore.Part) error {
+	n := 0
+	for _, p := range parts {
+		n += len(p.Records)
+	}
+	g.begun <- n
 	return <-g.end
 }
 
@@ -60,7 +67,8 @@ func gated(t *testing.T, maxInbox int) (p *partition, g *gate, ended chan error,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended = make(chan error, 1)
-	go func() { ended <- p.run(ctx) }()
+	d := newDrive(machineClock, g.commit, p)
+	go func() { ended <- d.run(ctx) }()
 	return p, g, ended, cancel
 }
 
@@ -105,7 +113,7 @@ func TestRepliesWaitForTheCommit(t *testing.T) {
 }
 
 // A failed commit: everybody who waits is told to try again, those who come
-// later too, and the partition ends with the error.
+// later too, and the drive ends with the error.
 func TestFailedCommit(t *testing.T) {
 	p, g, ended, stop := gated(t, 64)
 	defer stop()

@@ -40,9 +40,15 @@ func newStream(owner grant.Owner, inc grant.Incarnation, limit int) *stream {
 
 var errSlow = status.Error(codes.ResourceExhausted, "the agent does not read its answers: the stream is closed")
 
-// receive queues a reply; a full queue ends the stream, whose agent asks again
-// on the next one.
+// receive queues a reply and wakes the sender.
 func (s *stream) receive(r authority.Reply) {
+	s.put(r)
+	s.signal()
+}
+
+// put queues a reply; a full queue ends the stream, whose agent asks again on
+// the next one.
+func (s *stream) put(r authority.Reply) {
 	s.mu.Lock()
 	slow := s.ended == nil && len(s.queue) >= s.limit
 	if s.ended == nil && !slow {
@@ -51,9 +57,7 @@ func (s *stream) receive(r authority.Reply) {
 	s.mu.Unlock()
 	if slow {
 		s.abort(errSlow)
-		return
 	}
-	s.signal()
 }
 
 func (s *stream) signal() {
