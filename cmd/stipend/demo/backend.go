@@ -14,18 +14,19 @@ import (
 	"github.com/stipend/stipend/proto/grant"
 )
 
-// keyHeader carries the API key, gatewayHeader the gateway that the load chose.
+// keyHeader carries the API key; sentHeader when the load sent the request, in
+// ns of this process's own clock.
 const (
-	keyHeader     = "X-Api-Key"
-	gatewayHeader = "Demo-Gateway"
+	keyHeader  = "X-Api-Key"
+	sentHeader = "Demo-Sent"
 )
 
 // forwarded is one request that reached the backend.
 type forwarded struct {
-	at      grant.Instant // of the backend's own monotonic clock
-	tenant  int
-	cost    grant.Units
-	gateway int
+	at     grant.Instant // of the backend's own monotonic clock
+	sent   grant.Instant // by the load, of the same clock
+	tenant int
+	cost   grant.Units
 }
 
 // backend stands behind the gateways and notes every request that they let
@@ -94,7 +95,10 @@ func (b *backend) now() grant.Instant { return grant.Instant(time.Since(b.start)
 func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tenant, known := b.byKey[r.Header.Get(keyHeader)]
 	cost, err := b.price(tenant, known, r)
-	gateway, _ := strconv.Atoi(r.Header.Get(gatewayHeader))
+	sent, bad := strconv.ParseInt(r.Header.Get(sentHeader), 10, 64)
+	if err == nil && bad != nil {
+		err = fmt.Errorf("%s %s with %s %q", r.Method, r.URL.Path, sentHeader, r.Header.Get(sentHeader))
+	}
 
 	b.mu.Lock()
 	if err != nil {
@@ -104,7 +108,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	} else {
 		at := b.now()
-		b.records = append(b.records, forwarded{at, tenant, cost, gateway})
+		b.records = append(b.records, forwarded{at, grant.Instant(sent), tenant, cost})
 		b.units[tenant] += cost
 		b.all += cost
 		if tenant == 0 && b.live != nil {

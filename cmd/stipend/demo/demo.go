@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -95,6 +96,10 @@ func Run(ctx context.Context, cfg Config) (res *Result, err error) {
 func makeDir(dir string) (string, error) {
 	if dir == "" {
 		return os.MkdirTemp("", "stipend-demo-")
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
 	}
 	if list, err := os.ReadDir(dir); err == nil && len(list) > 0 {
 		return "", fmt.Errorf("%s is not empty; choose another folder", dir)
@@ -216,7 +221,7 @@ func (w *world) drive(ctx context.Context) error {
 	for i := range targets {
 		targets[i] = w.files.agents[i].proxy
 	}
-	w.load = newLoad(w.plan, targets)
+	w.load = newLoad(w.plan, targets, w.backend.now)
 	start := time.Now()
 	g, ctx := errgroup.WithContext(ctx)
 	loading, loaded := context.WithCancel(ctx)
@@ -295,7 +300,7 @@ func (w *world) finish(ctx context.Context) (*Result, error) {
 	w.out.state("judging the records")
 	records, strange, first := w.backend.taken()
 	res := &Result{Length: w.plan.length, Forward: w.files.forward, Dir: w.dir, ByHand: w.files.byHand(w.plan), Notes: []string{}}
-	atBackend, err := w.plan.atBackend(records, w.files.forward)
+	atBackend, err := w.plan.atBackend(records)
 	if err != nil {
 		return nil, err
 	}
@@ -303,12 +308,18 @@ func (w *world) finish(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	agents, err := w.plan.byAgents(files, w.files.deadline)
+	agents, err := w.plan.byAgents(files, w.files.forward)
 	if err != nil {
 		return nil, err
 	}
 	res.Backend, res.Agents = atBackend.tenants, agents.tenants
 	res.Held = atBackend.held && agents.held
+	for _, e := range res.Backend {
+		res.Slowest = max(res.Slowest, e.Within)
+	}
+	if most := w.files.forward + patience; res.Slowest > most {
+		res.Notes = append(res.Notes, fmt.Sprintf("the slowest admitted request took %v from the load to the backend, where d is %v: this machine is busy", res.Slowest.Round(time.Millisecond), w.files.forward))
+	}
 	res.Missing, res.Torn, res.Admitted = agents.lost, agents.torn, atBackend.n
 	if strange > 0 {
 		res.Strange = fmt.Sprintf("%s (%d of them)", first, strange)

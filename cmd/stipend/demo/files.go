@@ -51,7 +51,7 @@ func writeFiles(dir string, p *plan, backend string, b binaries) (*files, error)
 		config: filepath.Join(dir, "authority.yaml"), data: filepath.Join(dir, "authority"),
 		policies: filepath.Join(dir, "policies.yaml"), keys: filepath.Join(dir, "keys"),
 		folder:   filepath.Join(dir, "records"),
-		deadline: 50 * time.Millisecond, forward: 200 * time.Millisecond,
+		deadline: 100 * time.Millisecond, forward: 250 * time.Millisecond,
 	}
 	if err := os.MkdirAll(f.folder, 0o755); err != nil {
 		return nil, err

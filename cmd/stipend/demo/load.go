@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/stipend/stipend/proto/grant"
 )
 
 const (
@@ -41,6 +43,7 @@ type load struct {
 	down    []atomic.Int64 // ns since start until which the gateway gets nothing
 	slots   chan struct{}
 	start   time.Time
+	clock   func() grant.Instant // the backend's
 
 	roles   [numRoles]outcome
 	strange atomic.Pointer[string] // the first answer that nothing explains
@@ -52,8 +55,8 @@ type load struct {
 	saturated atomic.Int64
 }
 
-func newLoad(p *plan, targets []string) *load {
-	l := &load{plan: p, targets: targets, down: make([]atomic.Int64, len(targets)), reasons: map[string]int{}, slots: make(chan struct{}, maxInFlight)}
+func newLoad(p *plan, targets []string, clock func() grant.Instant) *load {
+	l := &load{plan: p, clock: clock, targets: targets, down: make([]atomic.Int64, len(targets)), reasons: map[string]int{}, slots: make(chan struct{}, maxInFlight)}
 	for range targets {
 		dialer := &net.Dialer{Timeout: 2 * time.Second}
 		l.clients = append(l.clients, &http.Client{
@@ -137,7 +140,7 @@ func (l *load) send(ctx context.Context, a arrival, o *outcome) {
 	g := l.choose(a)
 	req := (&http.Request{
 		Method: a.method, URL: &url.URL{Scheme: "http", Host: l.targets[g], Path: a.path, RawPath: a.rawPath},
-		Header: http.Header{gatewayHeader: {strconv.Itoa(g)}},
+		Header: http.Header{sentHeader: {strconv.FormatInt(int64(l.clock()), 10)}},
 	}).WithContext(ctx)
 	key := fmt.Sprintf("unknown-%016x", a.draw)
 	if a.tenant >= 0 {

@@ -138,7 +138,7 @@ func synthetic(length time.Duration) *plan {
 		Grant: grant.GrantSettings{Quantum: hotQuantum, Owners: owners, TTL: grantLife},
 	})
 	add("greedy", over, 1, &grant.Policy{
-		Plan: "small", Rate: perSecond(overRate), Burst: overRate, Classes: classes,
+		Plan: "small", Rate: perSecond(overRate), Burst: overRate, Classes: map[grant.RouteClass]grant.Class{"read": {Cost: 1}},
 		Grant: grant.GrantSettings{Quantum: 1, Owners: owners, TTL: grantLife},
 	})
 	for i := range coldCount {

@@ -61,6 +61,7 @@ type Result struct {
 	Latency       []Latency     `json:"decision_latency"`
 	Answers       []Answers     `json:"answers"`
 	Forward       time.Duration `json:"forward_delay_ns"` // d
+	Slowest       time.Duration `json:"slowest_ns"`       // from the load to the backend, of the admitted
 	Notes         []string      `json:"notes"`
 	Dir           string        `json:"dir"`
 	ByHand        []string      `json:"by_hand"`
@@ -77,13 +78,13 @@ func (r *Result) Write(w io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "  RECORDED BY\tREQUESTS\tWORST TENANT\tEXCESS OVER r*T\tB + N*q\tALLOWED\tBOUND")
+	fmt.Fprintln(t, "  RECORDED BY\tREQUESTS\tWORST TENANT\tEXCESS OVER r*T\tB + N*q\tWITHIN\tALLOWED\tBOUND")
 	r.worstLine(t, "the backend, at forwarding", r.Backend)
 	r.worstLine(t, "the agents, at the decision", r.Agents)
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "  At forwarding r*d more is allowed, d = %v and %v for the backend's own clock.\n", r.Forward, backendSkew)
+	fmt.Fprintln(w, "  ALLOWED adds what the rate brings between a decision and its record (column WITHIN).")
 	if r.Strange != "" {
 		fmt.Fprintf(w, "  A request reached the backend that must not: %s\n", r.Strange)
 	}
@@ -132,7 +133,7 @@ func (r *Result) worstLine(w io.Writer, by string, list []Excess) {
 		n += e.Requests
 	}
 	if len(list) == 0 {
-		fmt.Fprintf(w, "  %s\t0\t-\t-\t-\t-\t%s\n", by, heldWord(true))
+		fmt.Fprintf(w, "  %s\t0\t-\t-\t-\t-\t-\t%s\n", by, heldWord(true))
 		return
 	}
 	e := list[0]
@@ -141,9 +142,9 @@ func (r *Result) worstLine(w io.Writer, by string, list []Excess) {
 			e = one
 		}
 	}
-	fmt.Fprintf(w, "  %s\t%d\t%s\t%d\t%d\t%d\t%s\n", by, n, e.Tenant, e.Most, e.Slack, e.Allowed, heldWord(e.Held))
+	fmt.Fprintf(w, "  %s\t%d\t%s\t%d\t%d\t%v\t%d\t%s\n", by, n, e.Tenant, e.Most, e.Slack, e.Within.Round(time.Millisecond), e.Allowed, heldWord(e.Held))
 	if !e.Held {
-		fmt.Fprintf(w, "  \t\t\tadmitted %d in its worst interval, %d allowed\n", e.WorstAdmitted, e.WorstAllowed)
+		fmt.Fprintf(w, "    admitted %d in its worst interval, %d allowed\n", e.WorstAdmitted, e.WorstAllowed)
 	}
 }
 

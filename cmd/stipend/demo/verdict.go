@@ -16,9 +16,9 @@ import (
 const (
 	// rhoPPB is the authority's default bound on the rate error of clocks.
 	rhoPPB = 1_000_000
-	// arrival of a request's first byte at the backend until the backend looks
-	// at its clock: what the scheduler of a busy machine may add.
-	backendSkew = 100 * time.Millisecond
+	// patience is what a busy machine may add to d, from the load to the backend,
+	// before a note says so.
+	patience = 100 * time.Millisecond
 	// tolerance is the agents' default: how late a wallet may notice a pause.
 	tolerance = 100 * time.Millisecond
 	// promised is the utilisation below which the demo fails, in parts per million.
@@ -36,7 +36,8 @@ type Excess struct {
 	Admitted grant.Units   `json:"admitted"`
 	Most     grant.Units   `json:"largest_excess"`
 	Slack    grant.Units   `json:"burst_plus_nq"`  // B + N*q
-	Allowed  grant.Units   `json:"excess_allowed"` // with what forwarding adds, r*d
+	Within   time.Duration `json:"within_ns"`      // longest time from the decision to the record
+	Allowed  grant.Units   `json:"excess_allowed"` // B + N*q + r*within
 	Length   time.Duration `json:"in_ns"`
 	Held     bool          `json:"held"`
 	Over     grant.Units   `json:"over"`
@@ -53,47 +54,57 @@ type judged struct {
 }
 
 // judge tells whether the bound held, over every interval, for each tenant.
-func (p *plan) judge(cfg bounds.Config, each func(admit func(tenant grant.TenantID, at grant.Instant, cost grant.Units) error) error) (judged, error) {
+// The records come in order of time; within is how long before its record an
+// admission of the tenant may have been decided.
+func (p *plan) judge(skew time.Duration, within func(tenant grant.TenantID) time.Duration,
+	each func(admit func(tenant grant.TenantID, at grant.Instant, cost grant.Units) error) error) (judged, error) {
 	out := judged{held: true}
-	j, err := bounds.NewJudge(cfg, len(p.tenants)+1000, nil)
+	known := map[grant.TenantID]*tenant{}
+	for i := range p.tenants {
+		known[p.tenants[i].id] = &p.tenants[i]
+	}
+	checkers := map[grant.TenantID]*bounds.Checker{}
+	err := each(func(id grant.TenantID, at grant.Instant, cost grant.Units) error {
+		c := checkers[id]
+		if c == nil {
+			var err error
+			if c, err = bounds.NewChecker(bounds.Config{RhoPPB: rhoPPB, D: within(id), Skew: skew, Tolerance: tolerance}); err != nil {
+				return err
+			}
+			if t := known[id]; t != nil { // without a policy it may admit nothing
+				if err := c.Change(math.MinInt64, t.policy); err != nil {
+					return err
+				}
+			}
+			checkers[id] = c
+		}
+		return c.Admit(at, cost)
+	})
 	if err != nil {
 		return out, err
 	}
-	roles := map[grant.TenantID]*tenant{}
-	for i := range p.tenants {
-		t := &p.tenants[i]
-		roles[t.id] = t
-		if err := j.Change(t.id, math.MinInt64, t.policy); err != nil {
+	for id, c := range checkers {
+		v, err := c.Verdict()
+		if err != nil {
 			return out, err
 		}
-	}
-	if err := each(j.Admit); err != nil {
-		return out, err
-	}
-	for _, r := range j.Reports() {
-		if r.Err != nil {
-			return out, r.Err
-		}
-		if r.Admissions == 0 {
-			continue
-		}
-		t := roles[r.Tenant]
-		if t == nil { // nobody of the plan: the checker let it have nothing
-			t = &tenant{id: r.Tenant, role: unverified, policy: &grant.Policy{}}
+		t := known[id]
+		if t == nil {
+			t = &tenant{id: id, role: unverified, policy: &grant.Policy{}}
 		}
 		slack := t.policy.Burst
 		if t.policy.Grant.Enabled() {
 			slack += t.policy.Grant.Slack()
 		}
-		out.n += r.Admissions
-		out.held = out.held && r.Held
+		out.n += v.Admissions
+		out.held = out.held && v.Held
 		out.tenants = append(out.tenants, Excess{
-			Tenant: string(r.Tenant), Role: t.role.String(), Requests: r.Admissions, Admitted: r.Admitted, Most: r.Excess, Slack: slack,
-			Allowed: r.ExcessIn.Beyond, Length: r.ExcessIn.Length(), Held: r.Held, Over: r.Over(),
-			WorstAdmitted: r.Worst.Admitted, WorstAllowed: r.Worst.Allowed,
+			Tenant: string(id), Role: t.role.String(), Requests: v.Admissions, Admitted: v.Admitted, Most: v.Excess, Slack: slack,
+			Within: within(id), Allowed: v.ExcessIn.Beyond, Length: v.ExcessIn.Length(), Held: v.Held, Over: v.Over(),
+			WorstAdmitted: v.Worst.Admitted, WorstAllowed: v.Worst.Allowed,
 		})
 	}
-	slices.SortStableFunc(out.tenants, func(a, b Excess) int {
+	slices.SortFunc(out.tenants, func(a, b Excess) int {
 		return cmp.Or(cmp.Compare(b.Over, a.Over), cmp.Compare(b.share(), a.share()), cmp.Compare(a.Tenant, b.Tenant))
 	})
 	return out, nil
@@ -101,10 +112,19 @@ func (p *plan) judge(cfg bounds.Config, each func(admit func(tenant grant.Tenant
 
 func (e Excess) share() float64 { return float64(e.Most) / float64(max(e.Slack, 1)) }
 
-// atBackend judges what reached the backend, by the backend's clock.
-func (p *plan) atBackend(records []forwarded, d time.Duration) (judged, error) {
-	cfg := bounds.Config{RhoPPB: rhoPPB, D: d, Skew: backendSkew, Tolerance: tolerance}
-	return p.judge(cfg, func(admit func(grant.TenantID, grant.Instant, grant.Units) error) error {
+// atBackend judges what reached the backend, by its clock. A request was
+// decided after the load sent it and before the backend noted it, by one and
+// the same clock: so the longest of these times bounds, for each tenant, how
+// far a record may be from its decision. It holds d and whatever a busy machine
+// adds, measured and not assumed.
+func (p *plan) atBackend(records []forwarded) (judged, error) {
+	longest := map[grant.TenantID]time.Duration{}
+	for _, r := range records {
+		id := p.tenants[r.tenant].id
+		longest[id] = max(longest[id], r.at.Sub(r.sent))
+	}
+	within := func(id grant.TenantID) time.Duration { return longest[id] }
+	return p.judge(0, within, func(admit func(grant.TenantID, grant.Instant, grant.Units) error) error {
 		for _, r := range records {
 			if err := admit(p.tenants[r.tenant].id, r.at, r.cost); err != nil {
 				return err
@@ -122,9 +142,9 @@ type recorded struct {
 }
 
 // byAgents judges the agents' own records. They hold the instant of the
-// decision; that of a Check is the arrival of its answer, at most the deadline
-// later than its step in the ledger.
-func (p *plan) byAgents(files []string, deadline time.Duration) (recorded, error) {
+// decision; that of a Check is the arrival of its answer, later than its step in
+// the ledger by less than d, for the agents forward nothing after that.
+func (p *plan) byAgents(files []string, d time.Duration) (recorded, error) {
 	var out recorded
 	var readers []*trace.Reader
 	defer func() {
@@ -143,8 +163,8 @@ func (p *plan) byAgents(files []string, deadline time.Duration) (recorded, error
 	if err != nil {
 		return out, err
 	}
-	cfg := bounds.Config{RhoPPB: rhoPPB, D: deadline, Skew: time.Millisecond, Tolerance: tolerance}
-	out.judged, err = p.judge(cfg, func(admit func(grant.TenantID, grant.Instant, grant.Units) error) error {
+	within := func(grant.TenantID) time.Duration { return d }
+	out.judged, err = p.judge(time.Millisecond, within, func(admit func(grant.TenantID, grant.Instant, grant.Units) error) error {
 		for rec, err := range records {
 			if err != nil {
 				return err
