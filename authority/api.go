@@ -206,7 +206,8 @@ func (s MemberState) String() string {
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
-// Final reports whether the state never changes again.
+// Final reports whether the incarnation gets no more grants, ever. A superseded
+// or fenced one may still give its room back by a discard.
 func (s MemberState) Final() bool { return s >= Superseded }
 
 // Member tells a partition what became of an incarnation. Every partition is
