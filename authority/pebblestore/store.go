@@ -163,33 +163,56 @@ func (s *Store) load(p grant.Partition, yield func(key, value []byte) error) (er
 	return nil
 }
 
+// Part is what one partition commits.
+type Part struct {
+	Partition grant.Partition
+	Records   []authority.Record
+}
+
 // Commit implements authority.Store: one batch, synced. After an error the
 // store has failed and the process is ending.
 func (s *Store) Commit(p grant.Partition, records []authority.Record) error {
-	if p >= grant.Partitions {
-		return fmt.Errorf("commit to partition %d: allowed: 0 to %d", p, grant.Partitions-1)
+	if err := s.CommitParts([]Part{{p, records}}); err != nil {
+		return fmt.Errorf("partition %d: %w", p, err)
+	}
+	return nil
+}
+
+// CommitParts commits the records of several partitions as one batch: all or
+// none of them. A partition is in it once at most. It costs as much as the
+// commit of one partition with as many records.
+func (s *Store) CommitParts(parts []Part) error {
+	count, size := 0, batchHeader
+	for _, part := range parts {
+		if part.Partition >= grant.Partitions {
+			return fmt.Errorf("commit to partition %d: allowed: 0 to %d", part.Partition, grant.Partitions-1)
+		}
+		count += len(part.Records)
+		for _, r := range part.Records {
+			size += recordHeader + len(r.Key) + len(r.Value)
+		}
 	}
 	if err := s.enter(); err != nil {
-		return fmt.Errorf("commit to partition %d: %w", p, err)
+		return fmt.Errorf("commit: %w", err)
 	}
 	defer s.open.RUnlock()
-	if len(records) == 0 {
+	if count == 0 {
 		return nil
 	}
 	start := time.Now()
-	b, err := s.batch(p, records)
-	size := b.Len()
+	b, err := s.batch(parts, size)
+	size = b.Len()
 	if err == nil {
 		err = s.write(b)
 	}
 	took := time.Since(start)
 	if err == nil {
 		s.commits.Add(1)
-		s.records.Add(uint64(len(records)))
+		s.records.Add(uint64(count))
 		s.commitBytes.Add(uint64(size))
 		s.commitNanos.Add(uint64(took))
 	} else {
-		err = fmt.Errorf("commit to partition %d: %w", p, err)
+		err = fmt.Errorf("commit: %w", err)
 	}
 	if s.cfg.OnCommit != nil {
 		s.cfg.OnCommit(took, size, err)
@@ -197,25 +220,26 @@ func (s *Store) Commit(p grant.Partition, records []authority.Record) error {
 	return err
 }
 
-func (s *Store) batch(p grant.Partition, records []authority.Record) (*pebble.Batch, error) {
-	const header, each = 12, 1 + 5 + 5 + 1 // of Pebble's batch; kind, two lengths, partition
-	size := header
-	for _, r := range records {
-		size += each + len(r.Key) + len(r.Value)
-	}
+// Of Pebble's batch: its header; and of a record its kind, two lengths and the
+// partition before its key.
+const batchHeader, recordHeader = 12, 1 + 5 + 5 + 1
+
+func (s *Store) batch(parts []Part, size int) (*pebble.Batch, error) {
 	b := s.db.NewBatchWithSize(size)
-	for _, r := range records {
-		var op *pebble.DeferredBatchOp
-		if r.Value == nil {
-			op = b.DeleteDeferred(1 + len(r.Key))
-		} else {
-			op = b.SetDeferred(1+len(r.Key), len(r.Value))
-			copy(op.Value, r.Value)
-		}
-		op.Key[0] = byte(p)
-		copy(op.Key[1:], r.Key)
-		if err := op.Finish(); err != nil {
-			return b, s.fail(err)
+	for _, part := range parts {
+		for _, r := range part.Records {
+			var op *pebble.DeferredBatchOp
+			if r.Value == nil {
+				op = b.DeleteDeferred(1 + len(r.Key))
+			} else {
+				op = b.SetDeferred(1+len(r.Key), len(r.Value))
+				copy(op.Value, r.Value)
+			}
+			op.Key[0] = byte(part.Partition)
+			copy(op.Key[1:], r.Key)
+			if err := op.Finish(); err != nil {
+				return b, s.fail(err)
+			}
 		}
 	}
 	return b, nil
