@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -18,7 +19,7 @@ import (
 func BenchmarkGrants(b *testing.B) {
 	b.Run("hot", func(b *testing.B) { benchGrants(b, func(int) grant.TenantID { return "hot" }) })
 	b.Run("each", func(b *testing.B) {
-		benchGrants(b, func(i int) grant.TenantID { return grant.TenantID("tenant-" + string(rune('A'+i))) })
+		benchGrants(b, func(i int) grant.TenantID { return grant.TenantID(fmt.Sprintf("tenant-%d", i)) })
 	})
 }
 
