@@ -313,7 +313,7 @@ func newPolicyList(o *output, conn *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return writePolicyList(c.OutOrStdout(), o, list, next)
+			return writePolicyList(c.OutOrStdout(), o, list, page, next)
 		},
 	}
 	c.Flags().Int32Var(&page, "page-size", 1000, "tenants of one page, 1 to 1000")
@@ -321,7 +321,7 @@ func newPolicyList(o *output, conn *connection) *cobra.Command {
 	return c
 }
 
-func writePolicyList(w io.Writer, o *output, list []wire.TenantPolicy, next string) error {
+func writePolicyList(w io.Writer, o *output, list []wire.TenantPolicy, page int32, next string) error {
 	if o.json() {
 		out := struct {
 			Policies []tenantPolicyJSON `json:"policies"`
@@ -354,7 +354,7 @@ func writePolicyList(w io.Writer, o *output, list []wire.TenantPolicy, next stri
 		return err
 	}
 	if next != "" {
-		fmt.Fprintf(w, "\nthere are more: stipend policy list --page-size N --page %s\n", next)
+		fmt.Fprintf(w, "\nthere are more: stipend policy list --page-size %d --page %s\n", page, next)
 	}
 	return nil
 }

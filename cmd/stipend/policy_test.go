@@ -118,7 +118,7 @@ func TestPolicyCommands(t *testing.T) {
 
 	out, _ = a.call(0, "policy", "apply", "-f", file, "--dry-run")
 	wants(t, out, `^TENANT +VERSION +WHAT$`, `^acme +0 +would be created$`, `^zoo +0 +would be created$`)
-	out, errOut := a.call(1, "policy", "get", "acme")
+	_, errOut := a.call(1, "policy", "get", "acme")
 	wants(t, errOut, `tenant "acme" has no policy; stipend policy list shows the tenants`)
 
 	out, _ = a.call(0, "policy", "apply", "-f", file)

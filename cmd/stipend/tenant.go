@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -128,7 +129,7 @@ func writeAccount(w io.Writer, prefix string, a *stipendv1.Account) {
 		fmt.Fprintf(w, "\n%sparked grants, waiting for refill\n", prefix)
 		t = newTable(w, "  GATEWAY", "WANTS", "AT LEAST", "WAITED", "ESTIMATE")
 		for _, one := range a.GetParked() {
-			t.row("  "+orDash(one.GetOwner()), one.GetWant(), one.GetMin(), one.GetWaited().AsDuration(), one.GetEstimate().AsDuration())
+			t.row("  "+orDash(one.GetOwner()), one.GetWant(), one.GetMin(), one.GetWaited().AsDuration().Round(time.Millisecond), one.GetEstimate().AsDuration().Round(time.Millisecond))
 		}
 		t.flush()
 	}
