@@ -11,7 +11,7 @@ export CGO_ENABLED := 0
 export GOFLAGS     := -trimpath -tags=pebblegozstd $(GOFLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help check fmt-check vet staticcheck structure test race fuzz bench gen gen-check build demo sim grants-million clean
+.PHONY: help check fmt-check vet staticcheck structure test race fuzz bench microbench gen gen-check build demo sim grants-million clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -44,7 +44,10 @@ fuzz: ## run each fuzz target for FUZZTIME (10s)
 		name="$${name#func }"; echo "$$(dirname "$$file") $$name"; \
 		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" || exit 1; done
 
-bench: ## every benchmark, one package after another
+bench: ## ratios to what users would take instead, in one run (ARGS="-only checks"); see docs/benchmarks.md
+	go run ./cmd/internal/versus $(ARGS)
+
+microbench: ## every benchmark, one package after another
 	go test -p 1 -run '^$$' -bench . -benchmem -timeout 60m ./...
 
 gen: ## write the Go code of the .proto files

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -43,7 +45,7 @@ func measureAgent(ctx context.Context, r *run) error {
 		return err
 	}
 	ready, err := r.agentStarts(ctx, program, authority.addr)
-	if err := firstError(err, authority.close()); err != nil {
+	if err := errors.Join(err, authority.close()); err != nil {
 		return err
 	}
 	t := newTable("what", "measured", "wanted")
@@ -59,15 +61,6 @@ func orNone(s []string) string {
 		return "none"
 	}
 	return strings.Join(s, ", ")
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // agentStarts measures from the start of the process to the first 200 of its
@@ -86,14 +79,33 @@ func (r *run) agentStarts(ctx context.Context, program, authority string) (serie
 		}
 		err = c.until(ctx, 10*time.Second, httpOK(url))
 		took = append(took, float64(time.Since(began).Microseconds())/1000)
-		if err := firstError(err, c.stop()); err != nil {
+		if err := errors.Join(err, c.stop()); err != nil {
 			return nil, err
 		}
 	}
 	return took, nil
 }
 
-// agentArgs is the smallest set of flags with which an agent serves.
+// agentArgs writes the smallest configuration with which an agent serves.
 func agentArgs(dir, authority string) (args []string, ready string, err error) {
-	return nil, "", missingError("cmd/stipend-agent is not known yet")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, "", err
+	}
+	config, keys := filepath.Join(dir, "agent.yaml"), filepath.Join(dir, "keys")
+	var ports [2]int
+	for i := range ports {
+		if ports[i], err = freePort(); err != nil {
+			return nil, "", err
+		}
+	}
+	key := sha256.Sum256([]byte("secret"))
+	err = errors.Join(
+		os.WriteFile(config, []byte("routes:\n  - {pattern: \"GET /x\", class: op}\n"), 0o600),
+		os.WriteFile(keys, fmt.Appendf(nil, "sha256:%x tenant-a\n", key), 0o600),
+	)
+	admin := fmt.Sprintf("127.0.0.1:%d", ports[0])
+	return []string{
+		"--config", config, "--identity-key-file", keys, "--authority-target", authority, "--owner", filepath.Base(dir),
+		"--auth-listen", fmt.Sprintf("127.0.0.1:%d", ports[1]), "--admin", admin,
+	}, "http://" + admin + "/readyz", err
 }

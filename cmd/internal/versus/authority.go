@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,6 +85,28 @@ func httpOK(url string) func(context.Context) error {
 	}
 }
 
+// logged is how many bytes of records the authority has committed since its start.
+func (s *authorityServer) logged(ctx context.Context) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	raw, err := io.ReadAll(res.Body)
+	if err := errors.Join(err, res.Body.Close()); err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if v, ok := strings.CutPrefix(line, "stipend_authority_commit_bytes_total "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	return 0, errors.New("/metrics has no stipend_authority_commit_bytes_total")
+}
+
 // putPolicies gives every tenant a policy of its own.
 func (s *authorityServer) putPolicies(ctx context.Context, tenants []string, settings grant.GrantSettings) error {
 	p := wire.ToPolicy(benchPolicy(settings))
@@ -128,7 +152,7 @@ type gateway struct {
 	once sync.Once
 
 	checks []chan grant.CheckAnswer // by sequence mod slots
-	grants chan grant.GrantAnswer
+	grants sync.Map                 // tenant to chan grant.GrantAnswer: one grant of a tenant is in flight
 
 	cancel context.CancelFunc
 	done   chan error
@@ -140,13 +164,13 @@ const slots = 1 << 14
 
 // openGateway opens a link and waits until it is up.
 func (s *authorityServer) openGateway(ctx context.Context, owner string) (*gateway, error) {
-	w := &gateway{inc: grant.NewIncarnation(), up: make(chan struct{}), grants: make(chan grant.GrantAnswer, 16), done: make(chan error, 1)}
+	w := &gateway{inc: grant.NewIncarnation(), up: make(chan struct{}), done: make(chan error, 1)}
 	cfg := link.Defaults()
 	cfg.Target = s.addr
 	l, err := link.New(cfg, link.Identity{Owner: grant.Owner(owner), Incarnation: w.inc, Build: "versus"}, link.Events{
 		Up:      func(link.Peer) { w.once.Do(func() { close(w.up) }) },
 		Down:    func(error) {},
-		Grant:   func(a grant.GrantAnswer) { w.grants <- a },
+		Grant:   func(a grant.GrantAnswer) { w.grantsOf(a.Tenant) <- a },
 		Check:   func(a grant.CheckAnswer) { w.checks[a.Attempt.Seq%slots] <- a },
 		Policy:  func(wire.TenantPolicy) {},
 		Fate:    func(grant.Reason) {},
@@ -164,6 +188,14 @@ func (s *authorityServer) openGateway(ctx context.Context, owner string) (*gatew
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), w.close())
 	}
+}
+
+func (w *gateway) grantsOf(t grant.TenantID) chan grant.GrantAnswer {
+	if c, ok := w.grants.Load(t); ok {
+		return c.(chan grant.GrantAnswer)
+	}
+	c, _ := w.grants.LoadOrStore(t, make(chan grant.GrantAnswer, 4))
+	return c.(chan grant.GrantAnswer)
 }
 
 func (w *gateway) close() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"time"
 )
@@ -77,6 +78,10 @@ func measureChecks(ctx context.Context, r *run) (err error) {
 		{"unary", authority.child, authority.unaryDecider()},
 		{"Redis", redis.child, redis.decider()},
 	}
+	space := spaceOf(redis, authority)
+	if err := space.start(ctx); err != nil {
+		return err
+	}
 	t := newTable("load, side", "decisions/s", "ratio to Redis", "p50 ms", "p99 ms", "server CPU s/100k", "client CPU s/100k", "disk bytes each")
 	for _, l := range []struct {
 		name  string
@@ -93,6 +98,7 @@ func measureChecks(ctx context.Context, r *run) (err error) {
 					return err
 				}
 				got[i] = append(got[i], one)
+				space.count(s.server, one.Done)
 			}
 		}
 		base := got[len(sides)-1].of(rateOf)
@@ -112,5 +118,61 @@ func measureChecks(ctx context.Context, r *run) (err error) {
 		}
 	}
 	t.print(r.out)
+	return space.print(ctx, r.out)
+}
+
+// space compares what the decisions of all turns left on disk.
+type space struct {
+	redis                *redisServer
+	authority            *authorityServer
+	redisAt, authorityAt int64   // bytes of the folders at the start
+	loggedAt             float64 // bytes of records
+	redisN, authorityN   int     // decisions
+}
+
+func spaceOf(redis *redisServer, authority *authorityServer) *space {
+	return &space{redis: redis, authority: authority}
+}
+
+func (s *space) start(ctx context.Context) (err error) {
+	var errs [3]error
+	s.redisAt, errs[0] = folderBytes(s.redis.dir)
+	s.authorityAt, errs[1] = folderBytes(filepath.Join(s.authority.dir, "store"))
+	s.loggedAt, errs[2] = s.authority.logged(ctx)
+	return errors.Join(errs[:]...)
+}
+
+func (s *space) count(server *child, decisions int) {
+	if server == s.redis.child {
+		s.redisN += decisions
+	} else {
+		s.authorityN += decisions
+	}
+}
+
+// settle is longer than the authority remembers an attempt: then it has deleted
+// what the decisions left, and only the buckets stay.
+const settle = 12 * time.Second
+
+func (s *space) print(ctx context.Context, out io.Writer) error {
+	select {
+	case <-time.After(settle):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	redisNow, err1 := folderBytes(s.redis.dir)
+	authorityNow, err2 := folderBytes(filepath.Join(s.authority.dir, "store"))
+	logged, err3 := s.authority.logged(ctx)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	t := newTable("bytes per decision, all turns", "authority", "Redis")
+	each := func(bytes float64, n int) string { return fmt.Sprintf("%.1f", bytes/float64(n)) }
+	t.row("records committed, deletes of the window included", each(logged-s.loggedAt, s.authorityN), "-")
+	t.row(fmt.Sprintf("growth of the folder, %v after the last turn", settle),
+		each(float64(authorityNow-s.authorityAt), s.authorityN), each(float64(redisNow-s.redisAt), s.redisN))
+	t.row("decisions", fmt.Sprint(s.authorityN), fmt.Sprint(s.redisN))
+	t.print(out)
 	return nil
 }
