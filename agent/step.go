@@ -75,6 +75,7 @@ func (t *Tenant) observe(now Reading) {
 		t.meter.add(now.Mono, 0)
 		return
 	}
+	t.observeRefused(now)
 	w := &t.ord.wallet
 	if dear := Units(w.dearest.Load()); dear > 0 {
 		w.dearest.Store(0)
@@ -118,6 +119,7 @@ func (t *Tenant) run(now Reading, fx *Effects) {
 	t.refill(now, fx)
 	t.arm(now, p)
 	t.publish(now)
+	t.publishRefusal(now)
 	t.schedule(now)
 }
 

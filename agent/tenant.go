@@ -32,6 +32,10 @@ type Tenant struct {
 	until atomic.Int64         // Reading.Mono when the policy copy runs out
 	low   atomic.Bool
 
+	refusal      atomic.Pointer[refusal] // nil: Take refuses nothing by itself
+	refusedCount atomic.Uint64           // by Take, since the Tenant was made
+	refusedUnits atomic.Int64
+
 	cfg     Config
 	id      grant.TenantID
 	inc     grant.Incarnation
@@ -51,8 +55,12 @@ type Tenant struct {
 	dearestAt grant.Instant
 	seenTakes uint64 // of the ordinary wallet, accounted for in heat and meter
 	seenSpent Units
-	rtt       time.Duration
-	lastAsk   grant.Instant
+
+	seenRefused      uint64 // of refusedCount and refusedUnits, the same
+	seenRefusedUnits int64
+
+	rtt     time.Duration
+	lastAsk grant.Instant
 
 	waiters []waiter // for units of the ordinary account, oldest first
 	checks  []check  // in order of sequence
@@ -108,8 +116,9 @@ func NewTenant(cfg Config, id grant.TenantID, inc grant.Incarnation) *Tenant {
 	return t
 }
 
-// Take is the fast path: no lock, no allocation. ok is false when the request
-// must go through Ask instead.
+// Take is the fast path: no lock, no allocation. It admits from the wallet, or
+// denies what is known to come too late; ok is false when the request must go
+// through Ask instead.
 func (t *Tenant) Take(now Reading, class grant.RouteClass, count Units) (d Decision, ok bool) {
 	v := t.view.Load()
 	if v == nil || int64(now.Mono) >= t.until.Load() || count < 0 {
@@ -131,6 +140,11 @@ func (t *Tenant) Take(now Reading, class grant.RouteClass, count Units) (d Decis
 	} else {
 		if c.Central || price > v.policy.Burst {
 			return d, false
+		}
+		if price > 0 && price <= v.policy.Grant.Quantum {
+			if d, ok = t.refuseFast(v, now, price); ok {
+				return d, true
+			}
 		}
 		taken := v.wallet.Take(now, price)
 		if taken.Why != NotRefused {
