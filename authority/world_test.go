@@ -181,15 +181,6 @@ func (w *world) join(name string) grant.Incarnation {
 	return i
 }
 
-func (w *world) member(i grant.Incarnation, s authority.MemberState) {
-	w.t.Helper()
-	owner := w.live[i]
-	if s != authority.Live {
-		delete(w.live, i)
-	}
-	w.call(authority.Call{Member: &authority.Member{Incarnation: i, Owner: owner, State: s}})
-}
-
 func (w *world) put(t grant.TenantID, p *grant.Policy) *authority.PutResult {
 	w.t.Helper()
 	for _, r := range w.call(authority.Call{Caller: "put", Put: &authority.PutPolicy{Tenant: t, Policy: p, AnyVersion: true}}) {

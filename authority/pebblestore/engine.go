@@ -63,7 +63,7 @@ func (l engineLogger) Errorf(format string, args ...any) {
 }
 
 func (l engineLogger) Fatalf(format string, args ...any) {
-	cause := errors.New(fmt.Sprintf(format, args...))
+	cause := fmt.Errorf(format, args...)
 	for _, a := range args {
 		if err, ok := a.(error); ok {
 			cause = err // keeps its class for describe
