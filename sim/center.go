@@ -426,7 +426,7 @@ func (c *Center) fate(s *stream, state authority.MemberState) {
 	why := map[authority.MemberState]grant.Reason{
 		authority.Superseded: grant.Superseded, authority.Discarded: grant.Discarded, authority.Fenced: grant.Fenced,
 	}[state]
-	s.send(toGateway, func() { s.gateway.fated(why) })
+	s.sure(toGateway, func() { s.gateway.fated(why) })
 }
 
 // open is the first frame of a stream: the incarnation is registered, and
@@ -461,7 +461,7 @@ func (c *Center) welcome(s *stream, state authority.MemberState) {
 		c.streams[s.inc] = s
 		s.open = true
 		c.w.Registry.attach(s.inc)
-		s.send(toGateway, func() { s.gateway.welcome(s) })
+		s.sure(toGateway, func() { s.gateway.welcome(s) })
 		if state.Final() {
 			c.fate(s, state)
 		}

@@ -540,7 +540,7 @@ func (g *Gateway) discard() {
 	}
 	inc := g.inc
 	if s := g.stream; g.up {
-		s.send(toCenter, func() { g.w.Registry.discard(inc) })
+		s.sure(toCenter, func() { g.w.Registry.discard(inc) })
 	}
 	process := g.process
 	g.w.After(100*time.Millisecond, func() { g.do(process, g.Kill) })

@@ -227,7 +227,7 @@ func (j *Judge) released(p grant.Partition, s step, replies []authority.Reply) {
 // registered again may then be granted anew: nobody is credited for it.
 func (j *Judge) forgotten(a *grant.GrantAnswer) grant.Units {
 	m := j.w.Registry.members[a.Incarnation]
-	if m == nil || m.lost < j.Tenant(a.Tenant).of(a.Incarnation, a.Emergency).granted[a.ID].at {
+	if m == nil || m.State != authority.Lost && m.lost < j.Tenant(a.Tenant).of(a.Incarnation, a.Emergency).granted[a.ID].at {
 		return 0
 	}
 	return a.Units
@@ -497,7 +497,7 @@ func (j *Judge) moved(now agent.Reading, offset grant.Instant) bool {
 // flying is what was granted to an account and may yet be credited.
 func (j *Judge) flying(g *Gateway, e *entry, l *ledgerOf, i int) grant.Units {
 	a := &e.accounts[i]
-	if !a.open {
+	if !a.open || g.closed {
 		return 0
 	}
 	have, ok := l.granted[a.sent]

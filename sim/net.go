@@ -75,7 +75,18 @@ const (
 	toGateway
 )
 
-// send carries one message. f runs on arrival, if the receiving process still
+// sure carries a message of the session itself: what is worse than a stream
+// happens to entries of batches only.
+func (s *stream) sure(direction int, f func()) {
+	if s.broken {
+		return
+	}
+	at := max(s.w.now.Add(s.latency()), s.last[direction])
+	s.last[direction] = at
+	s.arrive(direction, at.Sub(s.w.now), f, false)
+}
+
+// send carries one entry. f runs on arrival, if the receiving process still
 // lives; it must not keep anything that the sender changes later.
 func (s *stream) send(direction int, f func()) {
 	c := &s.w.cfg.Net
@@ -97,9 +108,7 @@ func (s *stream) send(direction int, f func()) {
 		s.arrive(direction, s.latency()+s.late(), f, true)
 		return
 	}
-	at := max(s.w.now.Add(s.latency()), s.last[direction])
-	s.last[direction] = at
-	s.arrive(direction, at.Sub(s.w.now), f, false)
+	s.sure(direction, f)
 }
 
 func (s *stream) latency() time.Duration {

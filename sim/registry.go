@@ -22,7 +22,7 @@ type Registry struct {
 type registered struct {
 	authority.Member
 	streams int
-	lost    grant.Instant // when it was last lost
+	lost    grant.Instant // the last instant at which it was lost
 	detach  uint64        // counts, so that an old lease's end is told from a new one's
 }
 
@@ -56,10 +56,10 @@ func (r *Registry) set(m *registered, s authority.MemberState) {
 	if m.State == s || m.State.Final() && (s != authority.Fenced && s != authority.Discarded || m.State == authority.Fenced) {
 		return
 	}
-	m.State = s
-	if s == authority.Lost {
+	if s == authority.Lost || m.State == authority.Lost {
 		m.lost = r.w.now
 	}
+	m.State = s
 	r.w.note("registry %s %v", m.Owner, s)
 	ev := m.Member
 	r.told = max(r.told, r.w.now.Add(r.delay()))
