@@ -72,17 +72,31 @@ func (r *Result) OK() bool { return r.Held && r.Kept && r.Strange == "" }
 
 // Write tells a person.
 func (r *Result) Write(w io.Writer) error {
-	fmt.Fprintf(w, "\nBOUND %s", heldWord(r.Held))
-	if len(r.Backend) > 0 {
-		fmt.Fprintf(w, " for %s, over every interval of any length", plural(len(r.Backend), "tenant"))
+	broken, tenants := map[string]bool{}, map[string]bool{}
+	for _, list := range [][]Excess{r.Backend, r.Agents} {
+		for _, e := range list {
+			tenants[e.Tenant] = true
+			if !e.Held {
+				broken[e.Tenant] = true
+			}
+		}
 	}
-	fmt.Fprintln(w)
+	if len(broken) > 0 {
+		fmt.Fprintf(w, "\nBOUND BROKEN for %d of %s\n", len(broken), plural(len(tenants), "tenant"))
+	} else {
+		fmt.Fprintf(w, "\nBOUND HELD for %s, over every interval of any length\n", plural(len(tenants), "tenant"))
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "  RECORDED BY\tREQUESTS\tWORST TENANT\tEXCESS OVER r*T\tB + N*q\tWITHIN\tALLOWED\tBOUND")
 	r.worstLine(t, "the backend, at forwarding", r.Backend)
 	r.worstLine(t, "the agents, at the decision", r.Agents)
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, list := range [][]Excess{r.Backend, r.Agents} {
+		if len(list) > 0 && !list[0].Held {
+			fmt.Fprintf(w, "  Tenant %q was admitted %d units in its worst interval, where %d are allowed.\n", list[0].Tenant, list[0].WorstAdmitted, list[0].WorstAllowed)
+		}
 	}
 	fmt.Fprintln(w, "  ALLOWED adds what the rate brings between a decision and its record (column WITHIN).")
 	if r.Strange != "" {
@@ -143,9 +157,6 @@ func (r *Result) worstLine(w io.Writer, by string, list []Excess) {
 		}
 	}
 	fmt.Fprintf(w, "  %s\t%d\t%s\t%d\t%d\t%v\t%d\t%s\n", by, n, e.Tenant, e.Most, e.Slack, e.Within.Round(time.Millisecond), e.Allowed, heldWord(e.Held))
-	if !e.Held {
-		fmt.Fprintf(w, "    admitted %d in its worst interval, %d allowed\n", e.WorstAdmitted, e.WorstAllowed)
-	}
 }
 
 func (r *Result) writeUse(w io.Writer) {
