@@ -98,7 +98,7 @@ func judged(ts *testscript.TestScript, neg bool, args []string) {
 	if err != nil || len(records) != 4 {
 		ts.Fatalf("records of four lives of three agents: %v, %v", records, err)
 	}
-	args = append([]string{"verify", "--policy", filepath.Join(args[0], "policies.yaml"), "--forward-delay", "50ms", "--skew", "1ms"}, records...)
+	args = append([]string{"verify", "--policy", filepath.Join(args[0], "policies.yaml"), "--forward-delay", "250ms", "--skew", "1ms"}, records...)
 	if err := ts.Exec("stipend", args...); err != nil || !strings.HasPrefix(ts.ReadFile("stdout"), "bound held") {
 		ts.Fatalf("stipend verify: %v\n%s%s", err, ts.ReadFile("stdout"), ts.ReadFile("stderr"))
 	}

@@ -144,7 +144,7 @@ func (f *files) byHand(p *plan) []string {
 	return append(out,
 		fmt.Sprintf("curl -i -X %s -H '%s: %s'%s http://%s%s", method, keyHeader, first.keys[0], more, f.agents[0].proxy, path),
 		fmt.Sprintf("%s tenant show %s --authority %s", self, quote(string(first.id)), f.authority),
-		fmt.Sprintf("%s verify records/* --policy policies.yaml --forward-delay %v", self, f.deadline),
+		fmt.Sprintf("%s verify records/* --policy policies.yaml --forward-delay %v", self, f.forward),
 		fmt.Sprintf("kill %%1 %%2 %%3 %%4 %%5; rm -r %s", quote(f.dir)),
 	)
 }
