@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/stipend/stipend/proto/grant"
 )
@@ -78,15 +79,39 @@ func register(mux *http.ServeMux, r *Route) (err error) {
 }
 
 // match finds the route of a request: its Method, Host and URL count. Paths
-// that are not clean ("//", "/../") match nothing: the backend might read them
-// another way.
+// that the backend might read another way match nothing, or a caller could name
+// a cheap route and be served by a dear one: "//" and "/../", dot segments
+// however they are written, and an encoded slash that makes another route of it.
 func (rs *Routes) match(r *http.Request) (*Route, bool) {
-	if r.URL == nil || r.URL.Path == "" || r.Method == http.MethodConnect {
+	if r.URL == nil || r.URL.Path == "" || r.Method == http.MethodConnect || dotted(r.URL.Path) {
 		return nil, false
 	}
 	h, _ := rs.mux.Handler(r)
 	route, ok := h.(*Route) // everything else redirects or says 404 or 405
+	if ok && r.URL.RawPath != "" {
+		decoded := *r.URL
+		decoded.RawPath = ""
+		h, _ := rs.mux.Handler(&http.Request{Method: r.Method, Host: r.Host, URL: &decoded})
+		if other, found := h.(*Route); found && other != route {
+			return nil, false
+		}
+	}
 	return route, ok
+}
+
+// dotted reports whether a decoded path has a segment "." or "..", also for
+// backends that take a backslash for a slash or cut parameters off ("..;x").
+func dotted(path string) bool {
+	if !strings.Contains(path, ".") {
+		return false
+	}
+	for segment := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '/' || r == '\\' }) {
+		segment, _, _ = strings.Cut(segment, ";")
+		if segment == "." || segment == ".." {
+			return true
+		}
+	}
+	return false
 }
 
 // count reads the number of operations.

@@ -14,6 +14,8 @@ func table(t testing.TB) *Routes {
 	rs, err := NewRoutes([]Route{
 		{Pattern: "POST /v1/chat/{id}", Class: "chat", CountHeader: "X-Tokens", MaxCount: 1000},
 		{Pattern: "GET /v1/items/{rest...}", Class: "read"},
+		{Pattern: "POST /v1/dear", Class: "dear"},
+		{Pattern: "POST /{one}", Class: "one"},
 		{Pattern: "api.example.com/", Class: "host"},
 	})
 	if err != nil {
@@ -41,6 +43,17 @@ func TestMatch(t *testing.T) {
 		{"DELETE", "api.example.com:8080", "/any", "host"},
 		{"CONNECT", "api.example.com", "/any", ""},
 		{"GET", "x", "/", ""},
+		// A backend that decodes these serves another path than was priced.
+		{"GET", "x", "/v1/items/%2e%2e/chat/1", ""},
+		{"GET", "x", "/v1/items/.%2E/chat/1", ""},
+		{"GET", "x", "/v1/items/..%2fchat/1", ""},
+		{"GET", "x", "/v1/items/%2e/a", ""},
+		{"GET", "x", "/v1/items/..;/chat/1", ""},
+		{"GET", "x", "/v1/items/..%5cchat", ""},
+		{"POST", "x", "/v1%2Fdear", ""},
+		{"POST", "x", "/a%2Fb", "one"},
+		{"GET", "x", "/v1/items/a..b/...", "read"},
+		{"GET", "x", "/v1/items/a%20b/.well-known", "read"},
 	} {
 		u, err := url.ParseRequestURI(c.uri)
 		if err != nil {
