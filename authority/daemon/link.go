@@ -48,7 +48,9 @@ func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 		l.d.metrics.linkRefused(err)
 		return err
 	}
-	defer session.Close()
+	if session != nil {
+		defer session.Close()
+	}
 	if before := l.d.router.attach(s); before != nil {
 		before.abort(status.Error(codes.Aborted, "the incarnation opened another stream"))
 	}
@@ -57,10 +59,11 @@ func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 	if l.d.draining() {
 		return errDraining()
 	}
-	if err := g.Send(l.welcome(session.WasLost)); err != nil {
+	wasLost := session != nil && session.WasLost
+	if err := g.Send(l.welcome(wasLost)); err != nil {
 		return err
 	}
-	l.d.log.Info("agent linked", "owner", s.owner, "incarnation", s.inc, "build", open.build(), "was_lost", session.WasLost)
+	l.d.log.Info("agent linked", "owner", s.owner, "incarnation", s.inc, "build", open.build(), "was_lost", wasLost, "superseded", session == nil)
 	accepted <- s
 	sent := make(chan error, 1)
 	l.d.links.Go(func() { sent <- s.send(g.Context(), g, l.d.cfg.Link.MaxBatch) })
@@ -90,6 +93,9 @@ func (o opening) build() string {
 	return b[:min(len(b), 64)]
 }
 
+// register registers the incarnation of the first frame. A superseded one gets a
+// stream without a session, whose first frame tells its fate: it decides by
+// Check, and must be able to after its stream broke or the authority restarted.
 func (l *linkService) register(ctx context.Context, o opening) (*stream, *membership.Session, error) {
 	if o.err != nil {
 		return nil, nil, o.err
@@ -104,6 +110,12 @@ func (l *linkService) register(ctx context.Context, o opening) (*stream, *member
 		return nil, nil, badRequest(err)
 	}
 	session, err := l.d.registry.Register(ctx, owner, inc)
+	var final *membership.FinalError
+	if errors.As(err, &final) && final.State == authority.Superseded {
+		s := newStream(owner, inc, l.d.cfg.Link.MaxQueued)
+		s.sendFate(grant.Superseded)
+		return s, nil, nil
+	}
 	if err != nil {
 		return nil, nil, registryError(err)
 	}

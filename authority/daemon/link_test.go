@@ -127,15 +127,33 @@ func TestSupersede(t *testing.T) {
 	if out := r.tenant("super").Ordinary.Outstanding; out != 40 {
 		t.Errorf("outstanding %d; the older one's 20 still count", out)
 	}
-	_, err := r.link("super-gw", older.inc)
-	wants(t, "the older one opens again", err, codes.FailedPrecondition, grant.Superseded)
-	_, err = r.link("", grant.NewIncarnation())
+	_, err := r.link("", grant.NewIncarnation())
 	wants(t, "an empty name", err, codes.InvalidArgument, grant.Invalid)
 	older.discard() // its wallet closes: the room is free at once
 	older.until("the confirmation", func() bool { return older.gone })
 	if out := r.tenant("super").Ordinary.Outstanding; out != 20 {
 		t.Errorf("outstanding %d after the older one discarded", out)
 	}
+}
+
+// Two gateways of one name by mistake: the older one gets no grants and decides
+// by Check, also on a new stream, as after a restart of the authority. Its fate
+// is the first thing that it hears there.
+func TestSupersededChecksOnANewStream(t *testing.T) {
+	r := sharedDaemon(t)
+	r.put("super-again", slowPolicy())
+	first := r.mustLink("super-again-gw", grant.NewIncarnation())
+	r.mustLink("super-again-gw", grant.NewIncarnation())
+	again := r.mustLink("super-again-gw", first.inc)
+	again.until("the fate", func() bool { return again.fate == stipendv1.Reason_REASON_SUPERSEDED })
+	if got := again.check(again.checkRequest("super-again", "read", 1, time.Second))[0]; got.Verdict != stipendv1.Verdict_VERDICT_ALLOW {
+		t.Errorf("a Check: %v", got)
+	}
+	if got := again.ask(again.request("super-again", 1, 20, 0)); got.Result != stipendv1.GrantResult_GRANT_RESULT_REFUSED || got.Reason != stipendv1.Reason_REASON_SUPERSEDED {
+		t.Errorf("a grant: %v", got)
+	}
+	again.discard()
+	again.until("the confirmation", func() bool { return again.gone })
 }
 
 // What a stranger sends: a stream that breaks the protocol ends with a reason,
