@@ -32,6 +32,7 @@ type Config struct {
 	// MaxTenants bounds the policies of one partition, deleted ones included.
 	MaxTenants int `yaml:"max_tenants" help:"policies of each partition, deleted ones included"`
 	// MaxCallers bounds the incarnations whose Checks one partition remembers.
+	// Beyond it only registered incarnations get allowances.
 	MaxCallers int `yaml:"max_callers" help:"incarnations whose Checks each partition remembers"`
 	// RoundTrip is a round trip plus a commit, as assumed by the warnings about
 	// policies that cannot keep the promise of 97 %.

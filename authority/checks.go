@@ -142,7 +142,9 @@ func (l *Ledger) judge(req *grant.CheckRequest, ans *grant.CheckAnswer) {
 		return
 	}
 	if by == nil {
-		if len(l.callers) >= l.cfg.MaxCallers {
+		// Registered ones are few, by the registry's bound: strangers that draw an
+		// id for each call must not keep a new gateway from its Checks.
+		if len(l.callers) >= l.cfg.MaxCallers && (m == nil || m.state != Live) {
 			set(grant.Undecided, grant.Overloaded)
 			return
 		}
