@@ -40,10 +40,18 @@ type Session struct {
 // lease runs out, unless it registers again before.
 func (s *Session) Close() { s.cancel() }
 
+// renewPatience is how long etcd may take to register an incarnation that is
+// live already, before it is served without. Less than an agent waits.
+const renewPatience = time.Second
+
 // Register registers the incarnation under a lease and makes an older one of
 // the same owner Superseded, in one transaction. It returns after Run's
 // callback has been told. An incarnation whose state is final gets a
 // *FinalError; see also ErrOwnerDiffers, ErrFull and ErrNoSpace.
+//
+// Leases carry no safety: while etcd is away, an incarnation that was last told
+// to be Live gets its session nevertheless, and is registered when etcd is back.
+// A broken stream must not end what a lasting one survives.
 func (r *Registry) Register(ctx context.Context, owner grant.Owner, inc grant.Incarnation) (*Session, error) {
 	if err := owner.Validate(); err != nil {
 		return nil, err
@@ -51,16 +59,37 @@ func (r *Registry) Register(ctx context.Context, owner grant.Owner, inc grant.In
 	if inc == (grant.Incarnation{}) {
 		return nil, errors.New("incarnation: all zero names nobody; draw 128 random bits")
 	}
-	lease, rev, wasLost, err := r.register(ctx, owner, inc)
-	if err != nil {
-		return nil, err
+	attempt, cancel := context.WithCancel(ctx)
+	live := r.live(owner, inc)
+	if live {
+		cancel()
+		attempt, cancel = context.WithTimeout(ctx, renewPatience)
 	}
-	if err := r.handedOut(ctx, rev); err != nil {
-		return nil, err // the lease runs out by itself
+	lease, rev, wasLost, err := r.register(attempt, owner, inc)
+	if err == nil {
+		err = r.handedOut(attempt, rev)
+	}
+	cancel()
+	var final *FinalError
+	switch {
+	case err == nil:
+	case !live, ctx.Err() != nil, errors.As(err, &final), errors.Is(err, ErrOwnerDiffers), errors.Is(err, ErrFull):
+		return nil, err // a lease that was got runs out by itself
+	default:
+		r.log.Warn("membership: etcd does not answer; a live incarnation goes on without", "owner", owner, "incarnation", inc, "error", err)
+		lease, wasLost = clientv3.NoLease, false
 	}
 	keep, cancel := context.WithCancel(r.lifetime)
 	r.keepers.Go(func() { r.keep(keep, owner, inc, lease) })
 	return &Session{WasLost: wasLost, cancel: cancel}, nil
+}
+
+// live reports whether the incarnation was last handed out as Live, by this name.
+func (r *Registry) live(owner grant.Owner, inc grant.Incarnation) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.table[inc]
+	return e != nil && e.shown == authority.Live && e.owner == owner
 }
 
 func (r *Registry) register(ctx context.Context, owner grant.Owner, inc grant.Incarnation) (lease clientv3.LeaseID, rev int64, wasLost bool, err error) {
@@ -157,16 +186,21 @@ func (r *Registry) supersede(ctx context.Context, owner grant.Owner, older grant
 }
 
 // keep keeps the lease alive until ctx ends. When it is lost while the stream
-// still lives (etcd was away, or this process paused), it registers anew.
+// still lives (etcd was away, or this process paused), or there was none to
+// begin with, it registers anew.
 func (r *Registry) keep(ctx context.Context, owner grant.Owner, inc grant.Incarnation, lease clientv3.LeaseID) {
 	for {
-		answers, err := r.client.KeepAlive(ctx, lease)
-		for range answers {
+		var err error
+		if lease != clientv3.NoLease {
+			var answers <-chan *clientv3.LeaseKeepAliveResponse
+			answers, err = r.client.KeepAlive(ctx, lease)
+			for range answers {
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			r.log.Warn("membership: lease lost under an open stream; registering again", "owner", owner, "incarnation", inc, "error", err)
 		}
-		if ctx.Err() != nil {
-			return
-		}
-		r.log.Warn("membership: lease lost under an open stream; registering again", "owner", owner, "incarnation", inc, "error", err)
 		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 			if !wait(ctx, pause/2+rand.N(pause/2)) {
 				return
