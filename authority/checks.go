@@ -124,7 +124,7 @@ func (l *Ledger) judge(req *grant.CheckRequest, ans *grant.CheckAnswer) {
 	have := a.bucket.level
 	crowded := a.hot != nil && len(a.hot.parked) > 0
 	if a.hot != nil {
-		a.hot.lastCheck = l.now
+		a.hot.checksUntil = max(a.hot.checksUntil, l.now.Add(checksSeen))
 	}
 	if crowded {
 		have = a.hot.credit
@@ -154,8 +154,8 @@ func (l *Ledger) judge(req *grant.CheckRequest, ans *grant.CheckAnswer) {
 	a.bucket.level -= cost
 	a.checked += cost
 	l.stats.Checked += cost
-	if crowded {
-		a.hot.credit -= cost
+	if a.hot != nil {
+		a.hot.credit = max(a.hot.credit-cost, 0)
 		a.hot.checkNeed = 0
 	}
 	ans.Remaining = have - cost
@@ -192,6 +192,12 @@ func (l *Ledger) deny(t *tenant, a *account, set grant.Account, req *grant.Check
 	wait, ok := set.Rate.DurationCeil(missing+parked+t.refused.join(l.now, set.Rate, ans.Cost), a.bucket.carry)
 	if ok {
 		ans.RetryAfter = min(max(wait, 1), longestWait)
+	}
+	if a.hot != nil && ok {
+		// Whoever comes back when told to, in whole seconds, must not find that
+		// its share went to the grants a moment ago.
+		back := (min(wait, backlogSpan) + time.Second - 1) / time.Second * time.Second
+		a.hot.checksUntil = max(a.hot.checksUntil, l.now.Add(back+checksSeen))
 	}
 }
 

@@ -13,7 +13,8 @@ const (
 	// oldest waiter needs more: smaller grants would cost an RPC each.
 	slice = 20 * time.Millisecond
 	// checksSeen is how long after the last Check the Check path still counts
-	// as a claimant beside parked grants.
+	// as a claimant beside parked grants; after a refusal it counts that long
+	// beyond the second in which its caller was told to come back.
 	checksSeen = time.Second
 	// longestWait caps every estimate that leaves the Ledger.
 	longestWait = time.Hour
@@ -291,9 +292,6 @@ func (l *Ledger) unpark(t *tenant, a *account, p *parked, outcome closedGrant) {
 	l.parked--
 	o := h.owners[p.req.Incarnation]
 	o.open = nil
-	if len(h.parked) == 0 { // nobody to share with: the Checks have all of it
-		h.credit, h.oddUnit, h.checkNeed = 0, false, 0
-	}
 	l.close(t, a, o, p, outcome)
 }
 
@@ -318,11 +316,16 @@ func (l *Ledger) refuseParked(why grant.Reason) {
 }
 
 // accrueCredit gives the Check path half of the refill while grants are parked
-// and Checks were seen lately. Credit that nobody uses returns to the grants.
+// and Checks were seen lately. Credit that nobody uses returns to the grants. It
+// outlives a moment without parked grants, such as a lone gateway makes with
+// every grant: Checks may then take the whole level, grants not the credit.
 func (l *Ledger) accrueCredit(t *tenant, a *account, set grant.Account, added grant.Units) {
 	h := a.hot
-	if len(h.parked) == 0 || !l.checksActive(h) {
+	switch {
+	case !l.checksActive(h):
 		h.credit, h.oddUnit, h.checkNeed = 0, false, 0
+		return
+	case len(h.parked) == 0:
 		return
 	}
 	half := added / 2
@@ -336,7 +339,7 @@ func (l *Ledger) accrueCredit(t *tenant, a *account, set grant.Account, added gr
 }
 
 func (l *Ledger) checksActive(h *hot) bool {
-	return h.lastCheck > 0 && l.now.Sub(h.lastCheck) < checksSeen
+	return l.now < h.checksUntil
 }
 
 func (l *Ledger) creditCap(t *tenant, h *hot, set grant.Account) grant.Units {
@@ -352,7 +355,7 @@ func (l *Ledger) parkedDue(t *tenant, a *account, set grant.Account) grant.Insta
 		due = min(due, p.ends)
 	}
 	if l.checksActive(h) { // then the credit, now or by then, returns
-		due = min(due, h.lastCheck.Add(checksSeen))
+		due = min(due, h.checksUntil)
 	}
 	if d, ok := l.waitFor(t, a, set, h.enoughFor(h.head(), set)-l.available(a, set)); ok {
 		due = min(due, a.bucket.last.Add(d))

@@ -123,7 +123,7 @@ func (l *Ledger) checkAccount(t *tenant, a *account) error {
 		return fmt.Errorf("invariant 3: outstanding %d, counted %d", h.outstanding, sum)
 	case open != len(h.parked):
 		return fmt.Errorf("invariant 4: %d parked, %d owners wait", len(h.parked), open)
-	case h.credit < 0 || h.credit > b.level || len(h.parked) == 0 && h.credit != 0:
+	case h.credit < 0 || h.credit > b.level || h.checksUntil == 0 && h.credit != 0:
 		return fmt.Errorf("invariant 5: credit %d, level %d, %d parked", h.credit, b.level, len(h.parked))
 	}
 	return nil

@@ -22,7 +22,7 @@ import (
 //     is zero or has an expiry in the future.
 //  4. Order: an owner has at most one parked request, and its id is greater
 //     than that of the last closed one.
-//  5. Credit: 0 <= Check credit <= level, and zero unless a grant is parked.
+//  5. Credit: 0 <= Check credit <= level, and zero unless a Check was seen.
 //  6. Decisions: the window's queue, in order of time, and its index hold the
 //     same attempts. An attempt that is in neither and at or below its caller's
 //     low-water mark is refused.
@@ -115,10 +115,10 @@ type hot struct {
 	outstanding grant.Units
 	nextExpiry  grant.Instant // of any outstanding unit; Never: none
 	parked      []*parked     // in order of arrival
-	credit      grant.Units   // part of the level that only Checks may take while grants are parked
+	credit      grant.Units   // part of the level that only Checks may take
 	oddUnit     bool          // the half unit of credit that did not fit an integer
-	lastCheck   grant.Instant
-	checkNeed   grant.Units // dearest Check denied for credit lately
+	checksUntil grant.Instant // the Check path is a claimant before
+	checkNeed   grant.Units   // dearest Check denied for credit lately
 	expired     grant.Units
 	discarded   grant.Units
 }

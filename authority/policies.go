@@ -108,6 +108,9 @@ func (l *Ledger) replace(t *tenant, next *policy, deleted bool) {
 		set := l.settings(t, a)
 		a.bucket.change(before[i].Rate, set.Rate, set.Burst)
 		a.ceiling = set.Burst
+		if a.hot != nil {
+			a.hot.credit = min(a.hot.credit, a.bucket.level)
+		}
 		// Without a record it would come back full, at the burst it has then.
 		if a.stored || a.bucket.level != set.Burst {
 			l.touch(t, a)
