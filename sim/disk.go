@@ -74,13 +74,30 @@ func (d *Disk) Load(p grant.Partition, yield func(key, value []byte) error) erro
 	return nil
 }
 
-// Commit makes the records durable at once.
+// Commit decides the fate of the records at once, in no time.
 func (d *Disk) Commit(p grant.Partition, records []authority.Record) error {
 	if d.writing[p] != nil {
 		return fmt.Errorf("sim: partition %d has a commit under way", p)
 	}
-	d.apply(p, records)
+	fate := d.fate()
+	if fate != Failed {
+		d.apply(p, records)
+	}
+	if fate != Committed {
+		return ErrCommit
+	}
 	return nil
+}
+
+// fate of the next commit: as told, or by chance.
+func (d *Disk) fate() (f Fate) {
+	switch {
+	case len(d.next) > 0:
+		f, d.next = d.next[0], d.next[1:]
+	case d.cfg.UnknownPPM > 0 && d.rng.IntN(1_000_000) < d.cfg.UnknownPPM:
+		f = Failed + Fate(d.rng.IntN(2))
+	}
+	return f
 }
 
 func (d *Disk) apply(p grant.Partition, records []authority.Record) {
@@ -106,13 +123,7 @@ func (d *Disk) Next(fates ...Fate) { d.next = append(d.next, fates...) }
 // begin starts a commit; done is called when it has ended, unless the process
 // crashed meanwhile.
 func (d *Disk) begin(p grant.Partition, records []authority.Record, done func(err error, landed bool)) {
-	wr := &write{records: records, done: done}
-	switch {
-	case len(d.next) > 0:
-		wr.fate, d.next = d.next[0], d.next[1:]
-	case d.cfg.UnknownPPM > 0 && d.rng.IntN(1_000_000) < d.cfg.UnknownPPM:
-		wr.fate = Failed + Fate(d.rng.IntN(2))
-	}
+	wr := &write{records: records, fate: d.fate(), done: done}
 	d.writing[p] = wr
 	took := d.cfg.Latency
 	if d.cfg.Jitter > 0 {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/stipend/stipend/proto/grant"
@@ -11,6 +12,7 @@ import (
 // over the whole world; zero: never.
 type Faults struct {
 	CenterCrash time.Duration // down for up to DownMost
+	StepDown    time.Duration // of the center, in order; half of the last commits fail
 	CenterPause time.Duration // half of them with the machine asleep
 	Kill        time.Duration // of a gateway, started again as a new incarnation
 	Pause       time.Duration // of a gateway's process: a zombie until it goes on
@@ -57,6 +59,14 @@ func (w *World) Haunt(f Faults, tenants []grant.TenantID, until grant.Instant) {
 
 	every(f.CenterCrash, func(rng *rand.Rand) {
 		w.Center.Crash()
+		w.After(upTo(rng, f.DownMost), w.Center.Start)
+	})
+	every(f.StepDown, func(rng *rand.Rand) {
+		if rng.IntN(2) == 0 {
+			w.Disk.Next(slices.Repeat([]Fate{Failed}, len(w.Center.order))...)
+		}
+		w.Center.StepDown()
+		w.Disk.next = nil
 		w.After(upTo(rng, f.DownMost), w.Center.Start)
 	})
 	every(f.CenterPause, func(rng *rand.Rand) {

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stipend/stipend/authority"
 	"github.com/stipend/stipend/proto/grant"
 )
 
@@ -118,7 +117,7 @@ func history(t testing.TB, seed uint64) *World {
 		return d
 	}
 	w.Haunt(Faults{
-		CenterCrash: often(6 * time.Second), CenterPause: often(8 * time.Second), Kill: often(5 * time.Second), Pause: often(4 * time.Second),
+		CenterCrash: often(6 * time.Second), StepDown: often(6 * time.Second), CenterPause: often(8 * time.Second), Kill: often(5 * time.Second), Pause: often(4 * time.Second),
 		Sleep: often(4 * time.Second), Nap: often(time.Second), WallStep: often(3 * time.Second), Drift: often(2 * time.Second),
 		Break: often(3 * time.Second), Hiccup: often(5 * time.Second), Fence: often(20 * time.Second), Drain: often(10 * time.Second), GiveUp: often(time.Second),
 		DownMost: 2 * time.Second, PauseMost: []time.Duration{300 * time.Millisecond, 6 * time.Second}[rng.IntN(2)],
@@ -155,5 +154,3 @@ func TestRandomHistories(t *testing.T) {
 	}
 	t.Logf("%d histories, %d units admitted, %d acknowledged decisions found again", last-first+1, units, found)
 }
-
-var _ = authority.Live

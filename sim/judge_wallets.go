@@ -56,11 +56,13 @@ func (j *Judge) credited(g *Gateway, e *entry, a *grant.GrantAnswer, before, aft
 	c := j.Tenant(e.id)
 	l := c.of(a.Incarnation, a.Emergency)
 	known, ok := l.granted[a.ID]
+	missed := drops-dropsBefore >= is-was // counted, and dropped as a whole
 	switch {
 	case a.Incarnation != g.inc:
 		j.failf("%s: credited a grant of another incarnation", g.Owner)
 	case !ok:
 		j.failf("%s: credited grant %d of %q, which was never durable", g.Owner, a.ID, e.id)
+	case missed:
 	case known.credited:
 		j.CreditedTwice++
 		j.failf("%s: credited grant %d of %q twice", g.Owner, a.ID, e.id)
@@ -71,7 +73,7 @@ func (j *Judge) credited(g *Gateway, e *entry, a *grant.GrantAnswer, before, aft
 	l.granted[a.ID] = known
 	c.Counts.GrantsCredited++
 	account.credited += is - was
-	if drops-dropsBefore < is-was { // not missed: it renews what is held
+	if !missed { // it renews what is held
 		account.expiry = account.first.Mono.Add(a.TTL)
 		account.offset = account.first.Wall - account.first.Mono
 	}
@@ -213,6 +215,12 @@ func (j *Judge) decided(g *Gateway, e *entry, d agent.Decision, attempt *grant.A
 	case d.Path == agent.Local, d.Path == agent.FromReserve:
 		a := &e.accounts[index(d.Path == agent.FromReserve)]
 		a.spent += d.Cost
+		switch now := g.now(); {
+		case now.Mono >= a.expiry:
+			j.failf("%s: spent units of %q %v after they expired", g.Owner, e.id, now.Mono.Sub(a.expiry))
+		case j.moved(now, a.offset):
+			j.failf("%s: spent units of %q although the clocks moved since they were asked for", g.Owner, e.id)
+		}
 		if a.spent > a.credited {
 			j.failf("%s: spent %d units of %q, was credited %d", g.Owner, a.spent, e.id, a.credited)
 		}

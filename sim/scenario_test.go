@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stipend/stipend/agent"
 	"github.com/stipend/stipend/authority"
 	"github.com/stipend/stipend/proto/grant"
 )
@@ -387,5 +386,3 @@ func TestAgentStopsFirst(t *testing.T) {
 		}
 	}
 }
-
-var _ = agent.Admitted
