@@ -180,10 +180,18 @@ func (d *daemon) setServing(yes bool) {
 	}
 }
 
+// windowBytes is what a client may send ahead of the reader, on a stream and on a
+// connection: many times what is in flight within a round trip.
+const windowBytes = 1 << 20
+
 func (d *daemon) serverOptions() ([]grpc.ServerOption, error) {
 	ours := func(method string) bool { return strings.HasPrefix(method, "/stipend.") }
 	opts := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(d.cfg.Link.MaxMessage),
+		// A fixed window: to find a better one gRPC answers almost every small
+		// frame with a ping of its own, which costs a lot and gains nothing here.
+		grpc.StaticStreamWindowSize(windowBytes),
+		grpc.StaticConnWindowSize(windowBytes),
 		// Unary calls on goroutines whose stacks have grown already save a tenth
 		// of their CPU; calls beyond that many get goroutines of their own.
 		grpc.NumStreamWorkers(256),
