@@ -65,6 +65,10 @@ type State struct {
 // maxMessage bounds a frame from the authority, in bytes.
 const maxMessage = 16 << 20
 
+// windowBytes is what the authority may send ahead of the receiver: many times
+// the answers that come within a round trip.
+const windowBytes = 1 << 20
+
 var (
 	errSilence  = errors.New("nothing heard from the authority")
 	errSession  = errors.New("the authority does not know this incarnation")
@@ -180,6 +184,10 @@ func (l *Link) dial() (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(l.tls),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
+		// A fixed window: to find a better one gRPC answers almost every small
+		// frame with a ping of its own.
+		grpc.WithStaticStreamWindowSize(windowBytes),
+		grpc.WithStaticConnWindowSize(windowBytes),
 		// One attempt per connection object: the pause between attempts is ours.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: time.Minute, Multiplier: 1, MaxDelay: time.Minute},
