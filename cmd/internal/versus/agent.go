@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-const agentLimit = 20 << 20 // bytes of the stripped program
+const agentLimit = 20_000_000 // bytes of the stripped program
 
 // heavy are modules that must not come with a sidecar.
 var heavy = []string{"github.com/cockroachdb/pebble", "go.etcd.io/"}
