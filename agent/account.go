@@ -252,7 +252,7 @@ func (t *Tenant) Answer(now Reading, ans grant.GrantAnswer, fx *Effects) {
 
 // granted credits the units if they may be trusted, and closes the request.
 func (t *Tenant) granted(now Reading, a *account, ans grant.GrantAnswer) {
-	expiry := a.first.Mono.Add(min(ans.TTL, grant.MaxTTL))
+	expiry := a.first.Mono.Add(min(ans.TTL, grant.MaxTTL) - t.shorter)
 	tainted := a.tainted || moved(a.first.offset(), now.offset(), t.cfg.Tolerance)
 	switch {
 	case ans.Units <= 0 || ans.Units > a.req.Want:

@@ -499,6 +499,29 @@ func TestOldPolicyCopyChecks(t *testing.T) {
 	}
 }
 
+// The agent tolerates larger naps than the authority allows for: what it holds
+// lives so much shorter that it stops before the authority gives its room away,
+// after ttl + the authority's tolerance of real time.
+func TestLargerToleranceThanTheAuthoritys(t *testing.T) {
+	const nap, authoritys = 900 * time.Millisecond, 100 * time.Millisecond
+	s := newStage(t, func(c *Config) { c.Tolerance = time.Second })
+	s.t.Shorten(s.t.cfg.Tolerance - authoritys)
+	s.push(testPolicy())
+	s.heat()
+	req := s.open()
+	s.t.ord.req.Want = 5
+	s.t.ord.req.Sum = s.t.ord.req.Fingerprint()
+	s.answer(grant.GrantAnswer{ID: req.ID, Result: grant.Granted, Units: 5, TTL: 10 * time.Second})
+	if _, ok := s.t.Take(s.now(), "read", 1); !ok {
+		t.Fatal("nothing was credited")
+	}
+	s.wall += nap // the machine slept: its monotonic clock did not see it
+	s.mono += 10*time.Second + authoritys - nap
+	if d, ok := s.t.Take(s.now(), "read", 1); ok {
+		t.Errorf("spent when the authority takes the units for gone: %s", show(d))
+	}
+}
+
 // A suspend that a guard noticed, and no reading shows: what was on its way is
 // not credited, and an ALLOW of an attempt begun before does not admit.
 func TestDistrustCoversWhatIsOnItsWay(t *testing.T) {

@@ -71,6 +71,7 @@ type Tenant struct {
 	busy     grant.Reason  // why the authority last did not decide
 	busyAt   grant.Instant
 
+	shorter  time.Duration // off the life of what is credited
 	up       bool
 	lostAt   grant.Instant // when the link went down, or something was heard since
 	fate     grant.Reason
@@ -493,6 +494,11 @@ func (t *Tenant) Link(now Reading, up bool, fx *Effects) {
 	}
 	t.run(now, fx)
 }
+
+// Shorten makes all that is credited from here on live d shorter than its ttl:
+// an agent that lets a nap of its tolerance pass must not spend longer than the
+// authority waits, which allows for its own tolerance only. The largest d stays.
+func (t *Tenant) Shorten(d time.Duration) { t.shorter = max(t.shorter, d) }
 
 // Fate tells what the authority said of the whole incarnation: Fenced,
 // Discarded or Superseded. Final.

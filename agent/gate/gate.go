@@ -69,6 +69,7 @@ type Gate struct {
 	ticket   atomic.Uint64
 	seq      atomic.Uint64
 	fate     atomic.Uint32 // a grant.Reason
+	shorter  atomic.Int64  // of agent.Tenant.Shorten, in nanoseconds
 
 	retired  agent.Stats // of forgotten tenants; guarded by table.mu
 	evicted  atomic.Uint64
@@ -381,9 +382,10 @@ func (g *Gate) locked(id grant.TenantID) (*entry, grant.Reason) {
 		e.mu.Lock()
 		g.table.put(e)
 		g.table.mu.Unlock()
-		// up and down set linkUp before they visit the entries: this one is
-		// among them, or reads the new value here.
+		// up and down set linkUp and shorter before they visit the entries: this
+		// one is among them, or reads the new values here.
 		now := g.guard.now()
+		e.tenant.Shorten(time.Duration(g.shorter.Load()))
 		e.tenant.Link(now, g.linkUp.Load(), &e.fx)
 		if why := grant.Reason(g.fate.Load()); why != grant.None {
 			e.tenant.Fate(now, why, &e.fx)
@@ -476,9 +478,17 @@ func (g *Gate) visit(f func(*entry, agent.Reading)) {
 
 func (g *Gate) up(p link.Peer) {
 	g.log.Info("link up", "store", p.Store, "was_lost", p.WasLost)
+	shorter := max(g.cfg.Tolerance-p.Tolerance, time.Duration(g.shorter.Load())) // Up is called by one goroutine
+	if shorter > time.Duration(g.shorter.Load()) {
+		g.log.Warn("tolerance is larger than the authority's: grants live shorter by the difference", "tolerance", g.cfg.Tolerance, "authority", p.Tolerance)
+	}
+	g.shorter.Store(int64(shorter))
 	g.linkUp.Store(true)
 	g.everUp.Store(true)
-	g.visit(func(e *entry, now agent.Reading) { e.tenant.Link(now, true, &e.fx) })
+	g.visit(func(e *entry, now agent.Reading) {
+		e.tenant.Shorten(shorter)
+		e.tenant.Link(now, true, &e.fx)
+	})
 }
 
 func (g *Gate) down(err error) {

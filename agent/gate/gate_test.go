@@ -238,6 +238,25 @@ func TestSilentAuthority(t *testing.T) {
 	})
 }
 
+// The agent tolerates naps of 1 s, the authority allows for 0.1 s: as the
+// welcome says so, what is held lives 0.9 s shorter than its ttl.
+func TestLargerToleranceThanTheAuthoritys(t *testing.T) {
+	bubble(t, func(c *gate.Config) { c.Tolerance = time.Second }, func(w *world) {
+		p := policy()
+		p.Grant.TTL = 2 * time.Second
+		w.a.Put("acme", p)
+		w.warm("acme")
+		if held(w.g) == 0 {
+			w.Fatal("nothing is held")
+		}
+		w.a.SetMood(linktest.Silent) // no renewal from here on
+		advance(p.Grant.TTL - 900*time.Millisecond + time.Millisecond)
+		if n := held(w.g); n > 0 {
+			w.Errorf("%d units live on", n)
+		}
+	})
+}
+
 // Case 32: the authority is gone. What is held is spent, after that requests
 // are undecided, never denied; readiness says so.
 func TestAuthorityGone(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stipend/stipend/proto/grant"
 	stipendv1 "github.com/stipend/stipend/proto/stipend/v1"
@@ -263,7 +264,9 @@ func (a *Authority) Link(stream stipendv1.LinkService_LinkServer) error {
 	if !a.awaitVoice(s) {
 		return status.Error(codes.Unavailable, "hung up")
 	}
-	s.send(&stipendv1.LinkResponse{Frame: &stipendv1.LinkResponse_Welcome{Welcome: &stipendv1.Welcome{Store: "fake", MaxBatch: 256}}})
+	s.send(&stipendv1.LinkResponse{Frame: &stipendv1.LinkResponse_Welcome{Welcome: &stipendv1.Welcome{
+		Store: "fake", MaxBatch: 256, Tolerance: durationpb.New(100 * time.Millisecond),
+	}}})
 
 	frames := make(chan *stipendv1.LinkRequest)
 	broken := make(chan error, 1)
