@@ -499,6 +499,32 @@ func TestOldPolicyCopyChecks(t *testing.T) {
 	}
 }
 
+// Loss of the centre for longer than a policy copy lives: what is held is spent,
+// at the last prices known, until it is gone or expired; then 503.
+func TestHeldUnitsOutliveThePolicyCopy(t *testing.T) {
+	p := testPolicy()
+	p.Grant.TTL = time.Minute
+	s := hot(t, p, 15, nil)
+	s.t.Link(s.now(), false, &s.fx)
+	s.pass(grant.PolicyCopyLife + time.Second)
+	for range 14 {
+		d, _ := s.try("read", 1, time.Second)
+		want(t, d, Admitted, grant.None)
+	}
+	d, _ := s.try("central", 1, time.Second)
+	want(t, d, Undecided, grant.Unavailable)
+	d, _ = s.try("write", 1, time.Second) // costs 5
+	want(t, d, Undecided, grant.Unavailable)
+	s.pass(48 * time.Second)
+	d, _ = s.try("read", 1, time.Second)
+	want(t, d, Admitted, grant.None)
+	s = hot(t, p, 15, nil)
+	s.t.Link(s.now(), false, &s.fx)
+	s.pass(time.Minute)
+	d, _ = s.try("read", 1, time.Second)
+	want(t, d, Undecided, grant.Unavailable)
+}
+
 // The agent tolerates larger naps than the authority allows for: what it holds
 // lives so much shorter that it stops before the authority gives its room away,
 // after ttl + the authority's tolerance of real time.

@@ -344,13 +344,20 @@ func (t *Tenant) lost(now Reading) bool {
 	return !t.up && now.Mono.Sub(t.lostAt) >= t.cfg.LostAfter
 }
 
-// offline decides after loss of the centre: emergency grants for the classes
-// that may have them, by the last prices known, however old. The wallet is
-// empty, or the caller would not be here.
+// offline decides after loss of the centre, by the last prices known, however
+// old: there is nobody to ask for others. What is held is spent until it is gone
+// or expired, then come emergency grants, for the classes that may have them.
 func (t *Tenant) offline(now Reading, w *waiter) Decision {
-	if t.policy != nil && t.reserve != nil {
+	if t.policy != nil {
 		price, class, why := t.policy.Price(w.class, w.count)
-		if why == grant.None && class.Emergency {
+		fits := why == grant.None && price > 0 && price <= t.policy.Burst
+		if fits && t.ord != nil && !class.Central && t.live(now) == nil { // with a live copy it was tried before
+			if left, ok := t.take(now, price); ok {
+				w.price = price
+				return t.finish(now, w, Decision{Outcome: Admitted, Path: Local, Remaining: left})
+			}
+		}
+		if why == grant.None && class.Emergency && t.reserve != nil {
 			if taken := t.reserve.wallet.TakeFirst(now, price); taken.Why == NotRefused {
 				w.price = price
 				return t.finish(now, w, Decision{Outcome: Admitted, Path: FromReserve, Remaining: taken.Left})
