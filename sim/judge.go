@@ -38,7 +38,7 @@ type Case struct {
 	admissions []admission
 	grants     map[account]*ledgerOf
 	checks     map[grant.Attempt]checked
-	pending    []pendingPut
+	pending    []change // landed unheard
 
 	Counts Counts
 }

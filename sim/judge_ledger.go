@@ -22,11 +22,6 @@ type acked struct {
 	units grant.Units
 }
 
-type pendingPut struct {
-	at     grant.Instant
-	policy *grant.Policy
-}
-
 const ackedKept = 64
 
 // unheard is a step whose commit nobody heard succeed.
@@ -48,7 +43,7 @@ func (j *Judge) unheard(p grant.Partition, s step, landed bool) {
 	for _, call := range s.calls {
 		if call.Put != nil {
 			c := j.Tenant(call.Put.Tenant)
-			c.pending = append(c.pending, pendingPut{s.at, call.Put.Policy})
+			c.pending = append(c.pending, change{s.at, call.Put.Policy})
 		}
 	}
 }
@@ -168,7 +163,7 @@ func (j *Judge) changed(c *Case, version uint64, at grant.Instant, p *grant.Poli
 	for _, put := range c.pending { // landed unheard, and replaced before anybody looked
 		if c.version+1 < version && put.at < at {
 			c.version++
-			c.changes = append(c.changes, change{put.at, put.policy})
+			c.changes = append(c.changes, put)
 		}
 	}
 	c.version, c.policy, c.pending = version, p, nil
