@@ -68,16 +68,34 @@ func (d *Door) ForwardAuth(source Source, prefix string) (http.Handler, error) {
 	}), nil
 }
 
+// requestNames are the headers in which a gateway names the request.
+var requestNames = []string{"X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Original-Uri", "X-Original-Method"}
+
 // asked rebuilds method, host and URL of the request that the gateway holds.
 func asked(r *http.Request, source Source, prefix string) (*http.Request, error) {
-	forwarded, original := r.Header["X-Forwarded-Uri"], r.Header["X-Original-Uri"]
-	if len(forwarded) > 1 || len(original) > 1 {
-		return nil, errors.New("a header that names the request appears more than once")
+	for _, name := range requestNames {
+		if len(r.Header[name]) > 1 {
+			return nil, errors.New("a header that names the request appears more than once")
+		}
 	}
+	forwarded, original := r.Header["X-Forwarded-Uri"], r.Header["X-Original-Uri"]
 	if source == Auto {
 		switch {
-		case len(original) == 1 && len(forwarded) == 1 && original[0] != forwarded[0]:
-			return nil, errors.New("X-Original-URI and X-Forwarded-Uri disagree")
+		case len(original) == 1 && len(forwarded) == 1:
+			// One family is the client's. It must not say anything else, and must
+			// not win by what it leaves out: a method, say, that counts as GET then.
+			t, err := asked(r, XOriginal, prefix)
+			if err != nil {
+				return nil, err
+			}
+			u, err := asked(r, XForwarded, prefix)
+			if err != nil {
+				return nil, err
+			}
+			if original[0] != forwarded[0] || t.Method != u.Method || t.Host != u.Host {
+				return nil, errors.New("the headers X-Original-* and X-Forwarded-* disagree")
+			}
+			return t, nil
 		case len(original) == 1:
 			source = XOriginal
 		case len(forwarded) == 1:

@@ -180,6 +180,10 @@ func TestAsked(t *testing.T) {
 		{"nginx", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a"}, "POST gw/a"},
 		{"nginx, client forges", Auto, map[string]string{"X-Original-Uri": "/a", "X-Forwarded-Uri": "/cheap"}, "error"},
 		{"nginx, client forges the method only", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a", "X-Forwarded-Method": "GET"}, "POST gw/a"},
+		{"both agree", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a", "X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw"}, "POST gw/a"},
+		{"caddy, client forges a method", Auto, map[string]string{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw", "X-Original-Uri": "/a", "X-Original-Method": "GET"}, "error"},
+		{"caddy, client leaves the method out", Auto, map[string]string{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw", "X-Original-Uri": "/a"}, "error"},
+		{"caddy, client changes the host", Auto, map[string]string{"X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "h", "X-Original-Uri": "/a"}, "error"},
 		{"nginx, told", XOriginal, map[string]string{"X-Original-Uri": "/a", "X-Forwarded-Uri": "/cheap"}, "GET gw/a"},
 		{"envoy", Auto, nil, "GET gw/v1"},
 		{"envoy, told", FromRequest, map[string]string{"X-Original-Uri": "/cheap"}, "GET gw/v1"},
@@ -197,6 +201,10 @@ func TestAsked(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %s; want %s", c.what, got, c.want)
 		}
+	}
+	twice := &http.Request{Method: "GET", Host: "gw", Header: http.Header{"X-Forwarded-Uri": {"/a"}, "X-Forwarded-Method": {"GET", "POST"}}}
+	if _, err := asked(twice, XForwarded, ""); err == nil {
+		t.Error("a method given twice")
 	}
 }
 
