@@ -26,6 +26,7 @@ var promises = []struct{ rule, tests string }{
 	{"the smaller of the two clocks counts", "TestSlowerClockCounts"},
 	{"ledger time is persisted every 5 s while a bucket is not full", "TestSlowestRateManyRestarts TestTimeIsPersisted"},
 	{"ledger time is persisted when the leader steps down", "TestTimeIsPersisted"},
+	{"stepping down answers nothing that a failed commit could undo", "TestStepDownGrantsNothing"},
 	{"raising B adds nothing at once", "TestRaisingTheBurstAddsNothing"},
 	{"a deleted tenant's bucket and owners stay; re-adding continues them", "TestDeleteAndReAdd"},
 	{"a retry is the same bytes; the hash covers tenant, incarnation, want, min, held", "TestCase15SameIDOtherRequest"},
@@ -47,6 +48,7 @@ var promises = []struct{ rule, tests string }{
 	{"an answer is credited once, and only if it answers the open id", "TestAnswerForClosedID TestCase16AnswersManyTimes TestMillionGrants"},
 	{"a policy copy lives 10 s", "TestPolicyCopyRunsOut"},
 	{"a balance is dropped when the clocks' offset moved since the request was first sent", "TestSuspendDuringGrant TestCase08ClockSteps"},
+	{"a guard that distrusts the clocks taints what is on its way", "TestGuardDistrustsOpenRequest"},
 	{"the same guard protects a Check's ALLOW", "TestSuspendDuringCheck"},
 	{"overload is not loss of the centre", "TestCase25OverloadIsNotLoss"},
 }

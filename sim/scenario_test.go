@@ -386,3 +386,18 @@ func TestAgentStopsFirst(t *testing.T) {
 		}
 	}
 }
+
+// A leader steps down at the moment a parked request could be served, and the
+// commit of its last records fails: nobody hears of a grant.
+func TestStepDownGrantsNothing(t *testing.T) {
+	l := newLab(t, policy(1, 10, 10, 3, 30*time.Second), 1)
+	l.allowed(10)
+	r := grantRequest(0, 1, 10, 3, 0)
+	n := l.offer(authority.Call{Grant: &r})
+	l.step(nil)
+	answered(t, *l.replies[n].Grant, grant.Parked, grant.Over)
+	l.now = l.now.Add(4 * time.Second)
+	l.node.Close(l.reading())
+	l.collect()
+	answered(t, *l.replies[n].Grant, grant.Busy, grant.Unavailable)
+}

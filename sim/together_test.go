@@ -61,6 +61,33 @@ func paranoid(seed uint64) Config {
 	return cfg
 }
 
+// The guard, which compares more clocks, distrusts them while a request is open:
+// its answer is dropped though wall and monotonic time agree.
+func TestGuardDistrustsOpenRequest(t *testing.T) {
+	w := newWorld(t, paranoid(11), 1)
+	put(t, w, acme, policy(1000, 1000, 50, 2, 20*time.Second))
+	g, e := w.Gateways()[0], wake(t, w, 0)
+	for !e.accounts[0].open {
+		g.Request(acme, "c", 1, time.Second, nil)
+	}
+	id := e.accounts[0].sent
+	now := g.now()
+	e.Distrust(now)
+	g.settle(e, now)
+	run(t, w, time.Millisecond)
+	for d := time.Duration(0); !w.Judge.Tenant(acme).of(g.inc, false).granted[id].credited; d += time.Millisecond {
+		if d > time.Second {
+			t.Fatalf("request %d was never answered", id)
+		}
+		run(t, w, time.Millisecond)
+	}
+	units := w.Judge.Tenant(acme).of(g.inc, false).granted[id].units
+	if got := e.Stats().Dropped[agent.DropClock]; got < units {
+		t.Errorf("%d units dropped, the answer had %d", got, units)
+	}
+	held(t, w)
+}
+
 // The same for the ALLOW of a Check: it is not forwarded.
 func TestSuspendDuringCheck(t *testing.T) {
 	cfg := paranoid(2)
