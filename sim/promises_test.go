@@ -232,15 +232,18 @@ func TestNobodyOvertakes(t *testing.T) {
 }
 
 // Without a word from the authority for 10 s the prices are not known any more:
-// what is held is not spent by them.
+// what is held is not spent by them while the link is up and one can ask. After
+// loss of the centre there is nobody to ask, and it is spent.
 func TestPolicyCopyRunsOut(t *testing.T) {
-	w := newWorld(t, paranoid(32), 1)
+	cfg := paranoid(32)
+	cfg.Net.Silence = 20 * time.Second // the link stays up
+	w := newWorld(t, cfg, 1)
 	put(t, w, acme, policy(0, 1000, 100, 1, time.Hour))
 	w.Offer(Load{Tenant: acme, Class: "c", Every: Steady(50), At: On(0), Until: w.Now().Add(3 * time.Second)})
 	run(t, w, 3*time.Second) // the last word is at most one grant old
 	g := w.Gateways()[0]
 	e := g.tenants[acme]
-	w.Center.Crash()
+	w.Center.Pause(false)
 	run(t, w, 8*time.Second)
 	if e.Stats().Held == 0 {
 		t.Fatal("nothing is held: the test tests nothing")
@@ -257,6 +260,11 @@ func TestPolicyCopyRunsOut(t *testing.T) {
 	run(t, w, grant.PolicyCopyLife)
 	if spend() != 0 {
 		t.Error("a unit was spent by prices that nobody has confirmed for more than 10 s")
+	}
+	w.Center.Crash()
+	run(t, w, w.cfg.Agent.LostAfter+time.Second)
+	if spend() != 1 {
+		t.Error("units were not spent although the centre is lost")
 	}
 	held(t, w)
 }
