@@ -72,6 +72,7 @@ func (t *Tenant) send(now Reading, a *account, fx *Effects) {
 	req.Age = now.Mono.Sub(a.first.Mono)
 	req.KnownVersion = t.known()
 	fx.Grants = append(fx.Grants, req)
+	t.sent(now)
 }
 
 // refill closes what is past its own expiry, repeats what went unanswered and

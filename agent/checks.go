@@ -30,7 +30,12 @@ func (t *Tenant) central(now Reading, w *waiter, fx *Effects) Decision {
 		return t.offline(now, w)
 	case w.deadline <= now.Mono:
 		return t.outOfTime(now, w)
-	case t.full():
+	case t.mute(now) && len(t.checks) > 0:
+		if d, ok := t.fromReserve(now, w); ok {
+			return d
+		}
+	}
+	if t.full() {
 		return t.overfull(now, w)
 	}
 	c := check{waiter: *w, again: grant.Never}
@@ -55,6 +60,7 @@ func (t *Tenant) sendCheck(now Reading, c *check, fx *Effects) {
 	req.Budget = c.deadline.Sub(now.Mono)
 	req.KnownVersion = t.known()
 	fx.Checks = append(fx.Checks, req)
+	t.sent(now)
 }
 
 // repeatChecks sends every attempt that still has time on a new stream.

@@ -17,7 +17,14 @@ func (t *Tenant) clamp(now Reading) Reading {
 }
 
 // heard notes that the authority lives.
-func (t *Tenant) heard(now Reading) { t.lostAt = now.Mono }
+func (t *Tenant) heard(now Reading) { t.lostAt, t.asked = now.Mono, false }
+
+// sent notes that an answer is due.
+func (t *Tenant) sent(now Reading) {
+	if !t.asked {
+		t.lostAt, t.asked = now.Mono, true
+	}
+}
 
 // sample takes one round trip into the estimate: up at once, down slowly,
 // because asking too late makes requests wait and asking early costs little.

@@ -73,7 +73,8 @@ type Tenant struct {
 
 	shorter  time.Duration // off the life of what is credited
 	up       bool
-	lostAt   grant.Instant // when the link went down, or something was heard since
+	lostAt   grant.Instant // since when nothing was heard that should have been
+	asked    bool          // something was sent and nothing heard since lostAt
 	fate     grant.Reason
 	draining bool
 	closed   bool
@@ -242,6 +243,11 @@ func (t *Tenant) route(now Reading, w *waiter, fx *Effects) Decision {
 	if wait := a.waitFor(now.Mono, addUnits(t.queued(), t.place(price, p.Rate, left)), p.Rate); wait > left {
 		return t.deny(now, w, wait)
 	}
+	if t.mute(now) && len(t.waiters) > 0 {
+		if d, ok := t.fromReserve(now, w); ok {
+			return d
+		}
+	}
 	if t.full() {
 		return t.overfull(now, w)
 	}
@@ -340,8 +346,13 @@ func (t *Tenant) full() bool { return len(t.waiters)+len(t.checks) >= t.cfg.MaxW
 
 // lost reports whether the centre is lost: the link is down and nothing was
 // heard for a while. An answer, even "overloaded", is not loss.
-func (t *Tenant) lost(now Reading) bool {
-	return !t.up && now.Mono.Sub(t.lostAt) >= t.cfg.LostAfter
+func (t *Tenant) lost(now Reading) bool { return !t.up && t.mute(now) }
+
+// mute reports whether nothing was heard for a while. With the link up, where
+// it means that what was sent stays unanswered, one request at a time tries the
+// centre in vain, as nothing else would tell that it is back.
+func (t *Tenant) mute(now Reading) bool {
+	return (t.asked || !t.up) && now.Mono.Sub(t.lostAt) >= t.cfg.LostAfter
 }
 
 // offline decides after loss of the centre, by the last prices known, however
@@ -357,14 +368,28 @@ func (t *Tenant) offline(now Reading, w *waiter) Decision {
 				return t.finish(now, w, Decision{Outcome: Admitted, Path: Local, Remaining: left})
 			}
 		}
-		if why == grant.None && class.Emergency && t.reserve != nil {
-			if taken := t.reserve.wallet.TakeFirst(now, price); taken.Why == NotRefused {
-				w.price = price
-				return t.finish(now, w, Decision{Outcome: Admitted, Path: FromReserve, Remaining: taken.Left})
-			}
-		}
+	}
+	if d, ok := t.fromReserve(now, w); ok {
+		return d
 	}
 	return t.finish(now, w, Decision{Outcome: Undecided, Reason: grant.Unavailable})
+}
+
+// fromReserve spends emergency grants, if the request may and there are any.
+func (t *Tenant) fromReserve(now Reading, w *waiter) (d Decision, ok bool) {
+	if t.policy == nil || t.reserve == nil {
+		return d, false
+	}
+	price, class, why := t.policy.Price(w.class, w.count)
+	if why != grant.None || !class.Emergency {
+		return d, false
+	}
+	taken := t.reserve.wallet.TakeFirst(now, price)
+	if taken.Why != NotRefused {
+		return d, false
+	}
+	w.price = price
+	return t.finish(now, w, Decision{Outcome: Admitted, Path: FromReserve, Remaining: taken.Left}), true
 }
 
 // reroute places everybody who waits for units anew, in order.
@@ -484,8 +509,8 @@ func (t *Tenant) Pushed(now Reading, version uint64, p *grant.Policy, deleted bo
 // Coming up re-sends what is open: the same bytes.
 func (t *Tenant) Link(now Reading, up bool, fx *Effects) {
 	now = t.clamp(now)
-	if up || t.up {
-		t.lostAt = now.Mono
+	if (up || t.up) && !t.asked {
+		t.lostAt = now.Mono // a link that comes and goes, and is mute, is loss
 	}
 	t.up = up
 	if up {
