@@ -3,18 +3,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
-	"os/signal"
-	"runtime/debug"
-	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/stipend/stipend/agent/daemon"
-	"github.com/stipend/stipend/cmd/internal/conf"
+	"github.com/stipend/stipend/cmd/internal/service"
 )
 
 const long = `stipend-agent decides the requests of one gateway from grants that it holds, and
@@ -50,70 +44,14 @@ const example = `  # in front of a backend
   # see all settings
   stipend-agent --config agent.yaml --print-config`
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := command().ExecuteContext(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "stipend-agent:", err)
-		os.Exit(1)
-	}
-}
+func main() { service.Main(command()) }
 
 func command() *cobra.Command {
 	cfg := daemon.DefaultConfig()
-	var path string
-	var show bool
-	cmd := &cobra.Command{
-		Use: "stipend-agent --config FILE", Short: "Decide the requests of one gateway", Long: long, Example: example, Version: version(),
-		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&path, "config", "", "YAML file with settings")
-	flags.BoolVar(&show, "print-config", false, "print all settings as YAML and end")
-	for _, f := range conf.Fields(&cfg) {
-		if f.Help == "" {
-			continue // by file and environment only
-		}
-		flags.String(f.Flag, f.Default, f.Help)
-		if f.Bool {
-			flags.Lookup(f.Flag).NoOptDefVal = "true"
-		}
-	}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		given := map[string]string{}
-		flags.Visit(func(f *pflag.Flag) {
-			if f.Name != "config" && f.Name != "print-config" {
-				given[f.Name] = f.Value.String()
-			}
-		})
-		if err := conf.Load(path, &cfg, conf.Sources{Env: os.Environ(), Flags: given}); err != nil {
-			return err
-		}
-		if show {
-			_, err := cmd.OutOrStdout().Write(conf.YAML(&cfg))
-			return err
-		}
-		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-		slog.SetDefault(cfg.Logger)
-		cfg.Version = version()
-		return daemon.Run(cmd.Context(), cfg)
-	}
+	cmd := &cobra.Command{Use: "stipend-agent --config FILE", Short: "Decide the requests of one gateway", Long: long, Example: example}
+	service.Configure(cmd, &cfg, func(ctx context.Context, log *slog.Logger) error {
+		cfg.Logger, cfg.Version = log, service.Version()
+		return daemon.Run(ctx, cfg)
+	})
 	return cmd
-}
-
-// version is that of the module or, in a checkout, the commit.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && info.Main.Version == "(devel)" {
-			return "devel-" + s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return info.Main.Version
 }
