@@ -251,3 +251,34 @@ func BenchmarkStep(b *testing.B) {
 		n.Replies()
 	}
 }
+
+// Case 27: no two buckets, owners or requests share an encoding, whatever the
+// names are made of.
+func TestCase27EncodingsAreInjective(t *testing.T) {
+	names := []grant.TenantID{"a", "b", "ab", "a:b", "b:c", "a\x1f", "é"}
+	classes := []grant.RouteClass{"c", "b.c", "a", "ab"}
+	seen := map[string]string{}
+	add := func(space, what string, key []byte) {
+		if other, twice := seen[space+string(key)]; twice && other != what {
+			t.Errorf("%s and %s share the encoding %q", other, what, key)
+		}
+		seen[space+string(key)] = what
+	}
+	incs := []grant.Incarnation{{'a'}, {'b', ':'}}
+	for _, n := range names {
+		for _, e := range []bool{false, true} {
+			add("key", fmt.Sprintf("bucket %q %v", n, e), bucketKey(n, e))
+			for _, i := range incs {
+				add("key", fmt.Sprintf("owner %q %v %v", n, e, i), ownerKey(n, e, i))
+				r := grant.GrantRequest{Tenant: n, Incarnation: i, Emergency: e, ID: 1, Want: 2, Min: 1}
+				sum := r.Fingerprint()
+				add("sum", fmt.Sprintf("grant %q %v %v", n, e, i), sum[:])
+			}
+		}
+		for _, c := range classes {
+			r := grant.CheckRequest{Tenant: n, Class: c, Count: 1, Attempt: grant.Attempt{Incarnation: incs[0], Seq: 1}}
+			sum := r.Fingerprint()
+			add("sum", fmt.Sprintf("check %q %q", n, c), sum[:])
+		}
+	}
+}

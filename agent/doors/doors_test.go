@@ -255,7 +255,7 @@ func TestRetryAfter(t *testing.T) {
 
 // Case 28: 100,000 made-up keys leave no state, and most of them get the
 // cheapest of answers.
-func TestMadeUpKeys(t *testing.T) {
+func TestCase28MadeUpKeys(t *testing.T) {
 	r := newRig(t, nil)
 	r.await(t)
 	h := r.d.Middleware(http.NotFoundHandler())

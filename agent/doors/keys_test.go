@@ -18,7 +18,7 @@ func line(key string, tenant grant.TenantID) string {
 
 // Case 29 for the key file: each fault is named with file and line, and a
 // faulty file yields no keys at all.
-func TestParseKeysFaults(t *testing.T) {
+func TestCase29KeyFaults(t *testing.T) {
 	good := line("k1", "acme")
 	for _, c := range []struct{ name, file, want string }{
 		{"no tenant", good + strings.Fields(good)[0] + "\n", "f:2: tenant: is empty"},
@@ -51,7 +51,7 @@ func TestParseKeysFaults(t *testing.T) {
 
 // Case 29: a symlink swapped under the file is followed; a faulty, half-written
 // or missing file leaves the keys of before and says stale until it is mended.
-func TestKeysReload(t *testing.T) {
+func TestCase29KeysReload(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) string {
 		p := filepath.Join(dir, name)

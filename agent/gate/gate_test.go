@@ -259,7 +259,7 @@ func TestLargerToleranceThanTheAuthoritys(t *testing.T) {
 
 // Case 32: the authority is gone. What is held is spent, after that requests
 // are undecided, never denied; readiness says so.
-func TestAuthorityGone(t *testing.T) {
+func TestCase32AuthorityGone(t *testing.T) {
 	bubble(t, nil, func(w *world) {
 		w.a.Put("acme", policy())
 		w.warm("acme")
@@ -381,7 +381,7 @@ func TestClocks(t *testing.T) {
 
 // Case 27 and 28: ids are told apart or refused, and tenants beyond the bound
 // of the table cost nothing.
-func TestTenants(t *testing.T) {
+func TestCase27And28Tenants(t *testing.T) {
 	bubble(t, func(c *gate.Config) { c.MaxTenants = 50 }, func(w *world) {
 		w.a.Put("a:b", policy())
 		w.a.Put("a", policy())

@@ -42,7 +42,7 @@ func TestPrintConfig(t *testing.T) {
 }
 
 // Case 29: faults are named with file, line and key, all at once, and nothing starts.
-func TestFaultyConfig(t *testing.T) {
+func TestCase29FaultyConfig(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "authority.yaml")
 	text := "data: d\nlistn: 127.0.0.1:1\nledger:\n  max_inbox: 0\netcd:\n  lease_ttl: 1s\ngc_percent: 1.5\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -172,7 +172,7 @@ func TestRateRoundTrip(t *testing.T) {
 
 // Case 29: a symlink swapped under the file, as Kubernetes does, yields the old
 // or the new policies, and a file that is not there is an error, not no tenants.
-func TestLoadPoliciesFromFile(t *testing.T) {
+func TestCase29PolicyFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
