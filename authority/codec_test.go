@@ -282,3 +282,41 @@ func TestCase27EncodingsAreInjective(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkParkedWave is what it costs when many gateways ask for one saturated
+// tenant at once, and all of them wait.
+func BenchmarkParkedWave(b *testing.B) {
+	for _, owners := range []int{32, 256, 2048} {
+		b.Run(fmt.Sprint(owners), func(b *testing.B) {
+			cfg := DefaultConfig()
+			cfg.MaxInbox = 4 * owners
+			for range b.N {
+				n := NewNode(cfg, 0)
+				if err := n.Load(fixed{}, Reading{}); err != nil {
+					b.Fatal(err)
+				}
+				p := &grant.Policy{Rate: grant.Rate{Units: 1, Per: time.Hour}, Burst: 1, Classes: map[grant.RouteClass]grant.Class{"op": {Cost: 1}},
+					Grant: grant.GrantSettings{Quantum: 10, Owners: owners, TTL: time.Hour}}
+				n.Offer(Call{Put: &PutPolicy{Tenant: "t", Policy: p}})
+				for i := range owners {
+					inc := grant.Incarnation{byte(i), byte(i >> 8), 1}
+					n.Offer(Call{Member: &Member{Incarnation: inc, Owner: "gw", State: Live}})
+					r := &grant.GrantRequest{Tenant: "t", Incarnation: inc, ID: 1, Want: 10, Min: 1}
+					r.Sum = r.Fingerprint()
+					if _, ok := n.Offer(Call{Caller: b, Grant: r}); !ok {
+						b.Fatal("inbox is full")
+					}
+				}
+				for n.Waiting() > 0 {
+					if len(n.Step(Reading{1, 1})) > 0 {
+						n.Done(nil)
+					}
+				}
+				if s := n.Stats(); s.Parked != owners-1 {
+					b.Fatalf("%d parked", s.Parked)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*owners), "us/request")
+		})
+	}
+}

@@ -107,11 +107,11 @@ func (l *Ledger) grant(caller Caller, req *grant.GrantRequest) {
 	// sent, and a wallet's balance only falls.
 	l.setOutstanding(a.hot, o, req.Held)
 
-	p := &parked{caller: caller, req: *req, since: l.now}
+	p := &parked{caller: caller, owner: o, req: *req, since: l.now}
 	set := l.settings(t, a)
 	ttl := set.Grant.TTL
 	p.ends = min(l.now.Add(ttl/3), l.now.Add(ttl/2-req.Age))
-	outcome, wait := l.decide(t, a, o, p, set, len(a.hot.parked) > 0)
+	outcome, wait := l.decide(t, a, p, set, len(a.hot.parked) > 0)
 	if wait && p.ends <= l.now {
 		outcome, wait = closedGrant{result: grant.Empty, reason: grant.Over}, false
 	}
@@ -151,8 +151,8 @@ func finalReason(s MemberState) grant.Reason {
 //
 // The sum cap: what one owner may add is bounded by N*q less everything that
 // all owners may hold, so the bound does not depend on how N and q changed.
-func (l *Ledger) decide(t *tenant, a *account, o *owner, p *parked, set grant.Account, behind bool) (outcome closedGrant, wait bool) {
-	req, h := &p.req, a.hot
+func (l *Ledger) decide(t *tenant, a *account, p *parked, set grant.Account, behind bool) (outcome closedGrant, wait bool) {
+	req, h, o := &p.req, a.hot, p.owner
 	empty := func(why grant.Reason) (closedGrant, bool) {
 		return closedGrant{result: grant.Empty, reason: why}, false
 	}
@@ -259,7 +259,7 @@ func (l *Ledger) serve(t *tenant, a *account) {
 	}
 	for len(h.parked) > 0 {
 		p := h.head()
-		outcome, wait := l.decide(t, a, h.owners[p.req.Incarnation], p, l.settings(t, a), false)
+		outcome, wait := l.decide(t, a, p, l.settings(t, a), false)
 		if wait {
 			return
 		}
@@ -269,8 +269,8 @@ func (l *Ledger) serve(t *tenant, a *account) {
 }
 
 // before orders parked requests: owners granted longest ago, then arrival.
-func (h *hot) before(p, q *parked) int {
-	a, b := h.owners[p.req.Incarnation].granted, h.owners[q.req.Incarnation].granted
+func before(p, q *parked) int {
+	a, b := p.owner.granted, q.owner.granted
 	if a != b {
 		if a < b {
 			return -1
@@ -283,14 +283,14 @@ func (h *hot) before(p, q *parked) int {
 	return 1
 }
 
-func (h *hot) head() *parked { return slices.MinFunc(h.parked, h.before) }
+func (h *hot) head() *parked { return slices.MinFunc(h.parked, before) }
 
 func (l *Ledger) unpark(t *tenant, a *account, p *parked, outcome closedGrant) {
 	h := a.hot
 	i := slices.Index(h.parked, p)
 	h.parked = slices.Delete(h.parked, i, i+1)
 	l.parked--
-	o := h.owners[p.req.Incarnation]
+	o := p.owner
 	o.open = nil
 	l.close(t, a, o, p, outcome)
 }
@@ -305,7 +305,7 @@ func (l *Ledger) refuseParked(why grant.Reason) {
 			}
 			for _, p := range a.hot.parked {
 				l.answer(p.caller, &p.req, closedGrant{result: grant.Busy, reason: why})
-				a.hot.owners[p.req.Incarnation].open = nil
+				p.owner.open = nil
 			}
 			l.parked -= len(a.hot.parked)
 			a.hot.parked = nil
@@ -366,7 +366,7 @@ func (l *Ledger) parkedDue(t *tenant, a *account, set grant.Account) grant.Insta
 // enoughFor is what a parked request waits for; 0 when it has no room and needs
 // no units to be told so.
 func (h *hot) enoughFor(p *parked, set grant.Account) grant.Units {
-	most := h.most(h.owners[p.req.Incarnation], &p.req, set)
+	most := h.most(p.owner, &p.req, set)
 	if most < p.req.Min {
 		return 0
 	}
@@ -396,7 +396,7 @@ func (l *Ledger) estimate(t *tenant, a *account, p *parked) time.Duration {
 	set, h := l.settings(t, a), a.hot
 	need := h.enoughFor(p, set)
 	for _, q := range h.parked {
-		if q != p && h.before(q, p) < 0 && need < grant.MaxUnits/4 {
+		if q != p && before(q, p) < 0 && need < grant.MaxUnits/4 {
 			need += min(h.enoughFor(q, set), grant.MaxUnits/4)
 		}
 	}

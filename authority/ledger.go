@@ -146,6 +146,7 @@ type closedGrant struct {
 // parked is a grant request that waits for refill.
 type parked struct {
 	caller  Caller
+	owner   *owner
 	req     grant.GrantRequest
 	since   grant.Instant
 	ends    grant.Instant // answered empty from here on

@@ -246,10 +246,9 @@ func (l *Ledger) accountState(t *tenant, a *account) AccountState {
 		}
 		return compareIncarnations(a.Incarnation, b.Incarnation)
 	})
-	waiting := slices.SortedFunc(slices.Values(h.parked), h.before)
+	waiting := slices.SortedFunc(slices.Values(h.parked), before)
 	for _, p := range waiting {
-		o := h.owners[p.req.Incarnation]
-		s.Parked = append(s.Parked, ParkedState{o.member.owner, p.req.Incarnation, p.req.ID, p.req.Min, p.req.Want, l.now.Sub(p.since), l.estimate(t, a, p)})
+		s.Parked = append(s.Parked, ParkedState{p.owner.member.owner, p.req.Incarnation, p.req.ID, p.req.Min, p.req.Want, l.now.Sub(p.since), l.estimate(t, a, p)})
 	}
 	return s
 }
