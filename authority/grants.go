@@ -130,6 +130,9 @@ func (l *Ledger) grant(caller Caller, req *grant.GrantRequest) {
 	l.parked++
 	l.serve(t, a) // it may be the one granted longest ago
 	if o.open == p {
+		// The gateway refuses requests now, by itself: for people this is where
+		// the tenant's refusals begin.
+		l.noteRefusal(t, refusal{reason: grant.Over, grant: true, cost: req.Min, owner: m.owner})
 		l.answerParked(t, a, p)
 	}
 }
