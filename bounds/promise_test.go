@@ -124,12 +124,19 @@ func TestTable(t *testing.T) {
 		got = append(got, r.Name+" = "+r.Value)
 	}
 	want := []string{
-		"slack = 192 units", "max(1s) = 11192 units", "max(1m0s) = 601192 units", "coordination = 1666.67/s",
+		"slack = 192 units", "max(1s) = 11192 units", "max(1m) = 601192 units", "coordination = 1666.67/s",
 		"grant lasts = 19.2ms", "deploy cost = 192 units", "deploy time = 19.2ms", "utilisation = 99.8 %",
 		"97 % promise = no", "largest quantum = 6 units", "owners needed = 32",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0s", time.Minute: "1m", time.Hour: "1h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s",
+	} {
+		if got := duration(d); got != want {
+			t.Errorf("%v: %q, want %q", d, got, want)
+		}
 	}
 	p := good()
 	p.Emergency = &grant.Emergency{Burst: 5, Grant: grant.GrantSettings{Quantum: 1, Owners: 2, TTL: time.Minute}}

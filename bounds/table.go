@@ -3,6 +3,7 @@ package bounds
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stipend/stipend/proto/grant"
@@ -44,7 +45,7 @@ func Table(p *grant.Policy, rhoPPB int64, d time.Duration, q Question) ([]Row, e
 		if !ok {
 			return "none"
 		}
-		return d.String()
+		return duration(d)
 	}
 	slackOf, mostOf := "N*q", "r*(1+rho)*(T+d) + B + N*q"
 	if e.Emergency != (grant.Account{}) {
@@ -56,7 +57,7 @@ func Table(p *grant.Policy, rhoPPB int64, d time.Duration, q Question) ([]Row, e
 		if err != nil {
 			return nil, err
 		}
-		add("max("+t.String()+")", units(m), mostOf, "most that any interval of this length admits")
+		add("max("+duration(t)+")", units(m), mostOf, "most that any interval of this length admits")
 	}
 	if perSecond, ok := e.CoordinationPerSecond(); ok {
 		add("coordination", strconv.FormatFloat(perSecond, 'g', 6, 64)+"/s", "r/q", "grants a second at full use")
@@ -96,4 +97,16 @@ func Table(p *grant.Policy, rhoPPB int64, d time.Duration, q Question) ([]Row, e
 		add("owners needed", strconv.Itoa(n), "alive + lost per ttl", "a lost gateway counts until its grants expire")
 	}
 	return rows, nil
+}
+
+// duration writes 1m0s as 1m, and 1h0m0s as 1h, as policy files do.
+func duration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }

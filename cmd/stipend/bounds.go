@@ -16,7 +16,7 @@ import (
 func newBounds(o *output) *cobra.Command {
 	var f policyFlags
 	var tenant string
-	var over []time.Duration
+	over := durationsFlag{list: []time.Duration{time.Second, time.Minute, time.Hour}}
 	var extra int64
 	var alive, lost int
 	var rho int64
@@ -26,10 +26,19 @@ func newBounds(o *output) *cobra.Command {
 		Short: "The numbers that a policy promises",
 		Long: `What a policy promises, as numbers: the most that any interval admits, what
 gateways hold, how often they ask, what a deploy costs and which share of its
-rate a saturating tenant gets.`,
-		Example: `  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 10s
-  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --extra 200   which q adds at most 200?
-  stipend bounds --rate 10000/s --burst 2000 --alive 20 --lost-per-ttl 4 --owners 24 --quantum 12
+rate a saturating tenant gets.
+
+The numbers hold for clocks as bad as --rho-ppb says; its default is that of the
+authority and of stipend verify.`,
+		Example: `  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 11s
+  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 11s --over 1s,10m
+
+  # which q adds at most 200 units to the burst?
+  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 11s --extra 200
+
+  # how many owners do 20 gateways need, when a rollout replaces 4 within one ttl?
+  stipend bounds --rate 10000/s --burst 2000 --owners 24 --quantum 100 --ttl 11s --alive 20 --lost-per-ttl 4
+
   stipend bounds --policy policies.yaml --tenant acme -o json`,
 		Args: exactly(0, "flags only"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -46,12 +55,12 @@ rate a saturating tenant gets.`,
 			if err != nil {
 				return err
 			}
-			for _, t := range over {
+			for _, t := range over.list {
 				if t < 0 {
 					return badInputf("--over: %v; allowed: 0s or more", t)
 				}
 			}
-			q := bounds.Question{Over: over, RoundTrip: time.Duration(roundTrip), Extra: grant.Units(extra), Alive: alive, LostPerTTL: lost}
+			q := bounds.Question{Over: over.list, RoundTrip: time.Duration(roundTrip), Extra: grant.Units(extra), Alive: alive, LostPerTTL: lost}
 			rows, err := bounds.Table(p, rho, time.Duration(d), q)
 			if err != nil {
 				return badInput(err)
@@ -60,14 +69,14 @@ rate a saturating tenant gets.`,
 			if o.json() {
 				return writeBoundsJSON(c.OutOrStdout(), p, rho, time.Duration(d), q, rows, warnings)
 			}
-			return writeBounds(c.OutOrStdout(), p, rows, warnings)
+			return writeBounds(c.OutOrStdout(), p, rho, time.Duration(d), rows, warnings)
 		},
 	}
 	fs := c.Flags()
 	f.register(fs)
 	fs.StringVar(&tenant, "tenant", "", "tenant of the policy file")
-	fs.DurationSliceVar(&over, "over", []time.Duration{time.Second, time.Minute, time.Hour}, "interval lengths T for which the largest A(T) is stated")
-	fs.Int64Var(&rho, "rho-ppb", 0, "bound on the rate error of monotonic clocks, in parts per billion")
+	fs.Var(&over, "over", "interval lengths T, with commas, for which the largest A(T) is stated")
+	fs.Int64Var(&rho, "rho-ppb", defaultRhoPPB, "rho: bound on the rate error of monotonic clocks, in parts per billion")
 	fs.Var(&d, "forward-delay", "d: longest time from the start of an attempt to forwarding; 0 counts at the decision")
 	fs.Var(&roundTrip, "round-trip", "time to the authority and back, one commit included")
 	fs.Int64Var(&extra, "extra", 0, "units that gateways may add to the burst: asks for the largest q")
@@ -76,8 +85,9 @@ rate a saturating tenant gets.`,
 	return c
 }
 
-func writeBounds(w io.Writer, p *grant.Policy, rows []bounds.Row, warnings []string) error {
+func writeBounds(w io.Writer, p *grant.Policy, rho int64, d time.Duration, rows []bounds.Row, warnings []string) error {
 	fmt.Fprintln(w, policyLine(p))
+	fmt.Fprintf(w, "clocks wrong by at most rho = %d ppb (%s), forward delay d = %s\n", rho, rhoPercent(rho), conf.FormatDuration(d))
 	fmt.Fprintln(w)
 	t := newTable(w)
 	for _, r := range rows {
@@ -97,6 +107,12 @@ func writeBounds(w io.Writer, p *grant.Policy, rows []bounds.Row, warnings []str
 		fmt.Fprintf(w, "\nwarning: %s\n", wrap(s, 90, "         "))
 	}
 	return nil
+}
+
+// rhoPercent writes parts per billion as a percentage, exactly.
+func rhoPercent(ppb int64) string {
+	s := fmt.Sprintf("%d.%07d", ppb/1e7, ppb%1e7)
+	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".") + " %"
 }
 
 // policyLine is a policy on one line.
@@ -123,6 +139,8 @@ func sentence(s string) string {
 
 type boundsJSON struct {
 	Policy *policyJSON  `json:"policy"`
+	RhoPPB int64        `json:"rho_ppb"`
+	Delay  string       `json:"forward_delay"` // d
 	Slack  grant.Units  `json:"slack"`
 	Max    []maxJSON    `json:"max"`
 	PerSec *float64     `json:"grants_per_second"` // null without grants
@@ -151,7 +169,7 @@ type rowJSON struct {
 func writeBoundsJSON(w io.Writer, p *grant.Policy, rho int64, d time.Duration, q bounds.Question, rows []bounds.Row, warnings []string) error {
 	e := bounds.EnvelopeOf(p, rho, d)
 	promise := bounds.PromiseOf(p, q.RoundTrip)
-	out := boundsJSON{Policy: toPolicyJSON(p), Slack: e.Slack(), Max: []maxJSON{}, Full: promise.Full(), Warn: warnings}
+	out := boundsJSON{Policy: toPolicyJSON(p), RhoPPB: rho, Delay: conf.FormatDuration(d), Slack: e.Slack(), Max: []maxJSON{}, Full: promise.Full(), Warn: warnings}
 	for _, t := range q.Over {
 		m, err := e.Max(t)
 		if err != nil {

@@ -84,7 +84,7 @@ interval of length T at most
 units are admitted: r is the tenant's rate, B its burst, N the gateways that hold
 units at once and q the most that one of them holds.`,
 		Example: `  stipend demo                                  the whole product on this machine, in 25 seconds
-  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 10s
+  stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 11s
   stipend policy apply -f policies.yaml         set the policies of an authority
   stipend tenant show acme                      where a tenant's units are
   stipend verify admissions.log --policy policies.yaml`,

@@ -73,8 +73,8 @@ A policy file:
     pro:
       rate: 600 per 1m
       burst: 200
-      classes: {read: 1, write: 5}
-      grant: {quantum: 10, owners: 8, ttl: 10s}
+      classes: {read: 1, write: {cost: 5, central: true}}
+      grant: {quantum: 2, owners: 8, ttl: 60s}
   tenants:
     acme: {plan: pro, burst: 400}`,
 		Args: exactly(0, "its file after -f"),

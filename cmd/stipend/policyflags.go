@@ -127,3 +127,40 @@ func (d *durationFlag) Set(s string) error {
 	*d = durationFlag(v)
 	return err
 }
+
+// defaultRhoPPB is the authority's default bound on the rate error of clocks,
+// a thousandth, in parts per billion.
+const defaultRhoPPB = 1_000_000
+
+// durationsFlag is a list of durations with commas between them. The first use
+// replaces the default, a repetition adds.
+type durationsFlag struct {
+	list  []time.Duration
+	given bool
+}
+
+func (d *durationsFlag) String() string {
+	words := make([]string, len(d.list))
+	for i, one := range d.list {
+		words[i] = conf.FormatDuration(one)
+	}
+	return strings.Join(words, ",")
+}
+
+func (d *durationsFlag) Type() string { return "durations" }
+
+func (d *durationsFlag) Set(s string) error {
+	var list []time.Duration
+	for word := range strings.SplitSeq(s, ",") {
+		v, err := conf.ParseDuration(strings.TrimSpace(word))
+		if err != nil {
+			return err
+		}
+		list = append(list, v)
+	}
+	if !d.given {
+		d.list, d.given = nil, true
+	}
+	d.list = append(d.list, list...)
+	return nil
+}

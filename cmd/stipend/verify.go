@@ -58,7 +58,7 @@ nginx does, needs --duration-column, or their longest duration as --skew.`,
 	fs := c.Flags()
 	v.policies.register(fs)
 	v.logs.register(fs)
-	fs.Int64Var(&v.rho, "rho-ppb", 1_000_000, "bound on the rate error of monotonic clocks, in parts per billion")
+	fs.Int64Var(&v.rho, "rho-ppb", defaultRhoPPB, "rho: bound on the rate error of monotonic clocks, in parts per billion")
 	fs.Var(&v.d, "forward-delay", "d: longest time from the start of an attempt to the recorded instant; 0: the decision was recorded")
 	fs.Var(&v.skew, "skew", "by how much recorders' clocks may differ; the resolution of a log's times is added")
 	fs.Var(&v.tolerance, "tolerance", "how much longer than its ttl a gateway may spend a grant (tolerance of the agents)")
