@@ -49,14 +49,20 @@ type Config struct {
 // Auth is the forward-auth endpoint.
 type Auth struct {
 	Listen string `yaml:"listen" help:"where the forward-auth endpoint listens: host:port; empty: nowhere"`
-	// Source says where the gateway puts the request that it asks about.
-	Source doors.Source `yaml:"source" help:"where the gateway puts the request: auto, x-forwarded, x-original or request"`
+	// Source says where the gateway puts the request that it asks about. It has
+	// no default: see doors.Source.
+	Source doors.Source `yaml:"source" help:"where the gateway puts the request: x-forwarded (Caddy, Traefik), x-original (nginx) or request (Envoy)"`
 	// Prefix is taken off the path when the source is the request itself.
 	Prefix string `yaml:"prefix"`
 }
 
 // Validate names the field that cannot be used.
-func (a Auth) Validate() error { return a.Source.Validate() }
+func (a Auth) Validate() error {
+	if a.Listen == "" && a.Source == "" {
+		return nil
+	}
+	return a.Source.Validate()
+}
 
 // Record is the record of admissions for the checker.
 type Record struct {
@@ -86,7 +92,7 @@ func DefaultConfig() Config {
 		Owner:     grant.Owner(host),
 		Authority: link.Defaults(),
 		Proxy:     doors.DefaultProxy(),
-		Auth:      Auth{Source: doors.Auto, Prefix: "/auth"},
+		Auth:      Auth{Prefix: "/auth"},
 		Gate:      gate.Defaults(),
 		Record:    Record{Buffer: 4 << 20, Every: 100 * time.Millisecond},
 		Admin:     "127.0.0.1:7410",

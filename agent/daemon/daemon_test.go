@@ -49,7 +49,7 @@ func config(t *testing.T, a *linktest.Authority, backend string) Config {
 	cfg.Identity = doors.IdentityConfig{KeyFile: keys}
 	cfg.Routes = []doors.Route{{Pattern: "GET /v1/{id}", Class: "read"}}
 	cfg.Proxy.Listen, cfg.Proxy.Backend = "127.0.0.1:0", backend
-	cfg.Auth.Listen, cfg.Admin = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Auth.Listen, cfg.Auth.Source, cfg.Admin = "127.0.0.1:0", doors.FromRequest, "127.0.0.1:0"
 	cfg.Record.Folder = t.TempDir()
 	cfg.DrainTime = 5 * time.Second
 	return cfg
@@ -230,6 +230,14 @@ func TestFaults(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%s is not named in %v", field, err)
 		}
+	}
+	const source = "source: not given; allowed: x-forwarded (Caddy, Traefik), x-original (nginx), request (Envoy)"
+	auth := cfg.Auth
+	if err := auth.Validate(); err != nil {
+		t.Errorf("no endpoint and no source: %v", err)
+	}
+	if auth.Listen = ":1"; auth.Validate() == nil || auth.Validate().Error() != source {
+		t.Errorf("an endpoint without a source: %v", auth.Validate())
 	}
 	a := linktest.New()
 	defer a.Close()

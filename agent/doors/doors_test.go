@@ -131,7 +131,7 @@ func TestDoorsAgree(t *testing.T) {
 			return r.d.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { behind.Add(1) }))
 		},
 		"forward-auth": func(r *rig) http.Handler {
-			h, err := r.d.ForwardAuth(Auto, "/auth")
+			h, err := r.d.ForwardAuth(XForwarded, "/auth")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -215,6 +215,11 @@ func TestRefusals(t *testing.T) {
 	expect("class without a price", get(h, "k1", "/other"), 404, "unknown-route", false)
 	expect("tenant without a policy", get(h, "k9", "/v1/a"), 403, "unknown-tenant", false)
 	expect("a count that is none", get(h, "k1", "/huge", "X-Count", "2x"), 400, "invalid", false)
+	auth, err := r.d.ForwardAuth(XOriginal, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("a gateway that names no method", get(auth, "k1", "/v1/a", "X-Original-Uri", "/v1/a", "X-Forwarded-Method", "GET"), 400, "invalid", false)
 	expect("too dear for ever", get(h, "k1", "/huge", "X-Count", "2"), 429, "cost-exceeds-burst", false)
 	for _, c := range []struct {
 		mood   linktest.Mood

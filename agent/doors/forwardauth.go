@@ -1,25 +1,23 @@
 package doors
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stipend/stipend/proto/grant"
 )
 
-// Source says where a gateway puts the request that it asks about.
+// Source says where a gateway puts the request that it asks about. There is no
+// guessing: only the operator knows which headers the gateway overwrites, and
+// all others are the client's to choose.
 type Source string
 
 const (
-	// Auto takes whichever headers are there, X-Original-URI first, and
-	// refuses a request in which the two families disagree: then one of them
-	// comes from the client. Without either it is FromRequest.
-	Auto Source = "auto"
-	// XForwarded: X-Forwarded-Method, -Uri and -Host (Caddy, Traefik).
+	// XForwarded: X-Forwarded-Method, -Uri and, where it is there, -Host (Caddy,
+	// Traefik).
 	XForwarded Source = "x-forwarded"
 	// XOriginal: X-Original-Method and X-Original-URI (nginx).
 	XOriginal Source = "x-original"
@@ -27,14 +25,17 @@ const (
 	FromRequest Source = "request"
 )
 
-var sources = []Source{Auto, XForwarded, XOriginal, FromRequest}
-
 // Validate says what is allowed.
 func (s Source) Validate() error {
-	if slices.Contains(sources, s) {
+	switch s {
+	case XForwarded, XOriginal, FromRequest:
 		return nil
 	}
-	return fmt.Errorf("source: %q; allowed: %s, %s, %s, %s", s, Auto, XForwarded, XOriginal, FromRequest)
+	given := "not given"
+	if s != "" {
+		given = strconv.Quote(string(s))
+	}
+	return fmt.Errorf("source: %s; allowed: %s (Caddy, Traefik), %s (nginx), %s (Envoy)", given, XForwarded, XOriginal, FromRequest)
 }
 
 // ForwardAuth answers gateways that ask before they forward: 200 lets the
@@ -68,72 +69,48 @@ func (d *Door) ForwardAuth(source Source, prefix string) (http.Handler, error) {
 	}), nil
 }
 
-// requestNames are the headers in which a gateway names the request.
-var requestNames = []string{"X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Original-Uri", "X-Original-Method"}
-
-// asked rebuilds method, host and URL of the request that the gateway holds.
+// asked rebuilds method, host and URL of the request that the gateway holds,
+// from the source alone: no other header counts, whatever it says. What is
+// missing is an error and never a guess: a method, say, that counted as GET.
 func asked(r *http.Request, source Source, prefix string) (*http.Request, error) {
-	for _, name := range requestNames {
-		if len(r.Header[name]) > 1 {
-			return nil, errors.New("a header that names the request appears more than once")
-		}
-	}
-	forwarded, original := r.Header["X-Forwarded-Uri"], r.Header["X-Original-Uri"]
-	if source == Auto {
-		switch {
-		case len(original) == 1 && len(forwarded) == 1:
-			// One family is the client's. It must not say anything else, and must
-			// not win by what it leaves out: a method, say, that counts as GET then.
-			t, err := asked(r, XOriginal, prefix)
-			if err != nil {
-				return nil, err
-			}
-			u, err := asked(r, XForwarded, prefix)
-			if err != nil {
-				return nil, err
-			}
-			if original[0] != forwarded[0] || t.Method != u.Method || t.Host != u.Host {
-				return nil, errors.New("the headers X-Original-* and X-Forwarded-* disagree")
-			}
-			return t, nil
-		case len(original) == 1:
-			source = XOriginal
-		case len(forwarded) == 1:
-			source = XForwarded
-		default:
-			source = FromRequest
-		}
-	}
-	t := &http.Request{Method: r.Method, Host: r.Host}
-	var uri []string
-	switch source {
-	case XForwarded:
-		uri = forwarded
-		if m := r.Header["X-Forwarded-Method"]; len(m) > 0 {
-			t.Method = m[0]
-		}
-		if h := r.Header["X-Forwarded-Host"]; len(h) > 0 {
-			t.Host = h[0]
-		}
-	case XOriginal:
-		uri = original
-		if m := r.Header["X-Original-Method"]; len(m) > 0 {
-			t.Method = m[0]
-		}
-	default:
+	if source == FromRequest {
 		u := *r.URL
 		u.Path = strings.TrimPrefix(u.Path, prefix)
 		u.RawPath = strings.TrimPrefix(u.RawPath, prefix)
-		t.URL = &u
-		return t, nil
+		return &http.Request{Method: r.Method, Host: r.Host, URL: &u}, nil
 	}
-	if len(uri) == 0 {
-		return nil, fmt.Errorf("the headers of source %q are missing", source)
+	method, uri, host := "X-Original-Method", "X-Original-Uri", ""
+	if source == XForwarded {
+		method, uri, host = "X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host"
 	}
-	u, err := url.ParseRequestURI(uri[0])
+	t := &http.Request{Host: r.Host}
+	var err error
+	if t.Method, err = only(r.Header, method); err != nil {
+		return nil, err
+	}
+	raw, err := only(r.Header, uri)
 	if err != nil {
-		return nil, errors.New("the URI of the request cannot be read")
+		return nil, err
 	}
-	t.URL = u
+	if host != "" && len(r.Header[host]) > 0 {
+		if t.Host, err = only(r.Header, host); err != nil {
+			return nil, err
+		}
+	}
+	if t.URL, err = url.ParseRequestURI(raw); err != nil {
+		return nil, fmt.Errorf("the URI in %s cannot be read", uri)
+	}
 	return t, nil
+}
+
+// only is the value of a header that must be there once.
+func only(h http.Header, name string) (string, error) {
+	v := h[name]
+	switch {
+	case len(v) == 0 || v[0] == "":
+		return "", fmt.Errorf("the gateway did not send %s, by which it names the request", name)
+	case len(v) > 1:
+		return "", fmt.Errorf("%s names the request and is there more than once", name)
+	}
+	return v[0], nil
 }

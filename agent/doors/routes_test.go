@@ -167,30 +167,32 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// What a gateway asks about is rebuilt from one family of headers; two families
-// that disagree are refused, because a client can send either.
+// What a gateway asks about is rebuilt from the headers of the chosen source
+// and from nothing else, because a client can send all others; what is missing
+// or given twice is refused and never guessed.
 func TestAsked(t *testing.T) {
+	type h = map[string]string
 	for _, c := range []struct {
 		what   string
 		source Source
-		h      map[string]string
+		h      h
 		want   string
 	}{
-		{"caddy", Auto, map[string]string{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a?b", "X-Forwarded-Host": "h"}, "POST h/a"},
-		{"nginx", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a"}, "POST gw/a"},
-		{"nginx, client forges", Auto, map[string]string{"X-Original-Uri": "/a", "X-Forwarded-Uri": "/cheap"}, "error"},
-		{"nginx, client forges the method only", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a", "X-Forwarded-Method": "GET"}, "POST gw/a"},
-		{"both agree", Auto, map[string]string{"X-Original-Method": "POST", "X-Original-Uri": "/a", "X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw"}, "POST gw/a"},
-		{"caddy, client forges a method", Auto, map[string]string{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw", "X-Original-Uri": "/a", "X-Original-Method": "GET"}, "error"},
-		{"caddy, client leaves the method out", Auto, map[string]string{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "gw", "X-Original-Uri": "/a"}, "error"},
-		{"caddy, client changes the host", Auto, map[string]string{"X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/a", "X-Forwarded-Host": "h", "X-Original-Uri": "/a"}, "error"},
-		{"nginx, told", XOriginal, map[string]string{"X-Original-Uri": "/a", "X-Forwarded-Uri": "/cheap"}, "GET gw/a"},
-		{"envoy", Auto, nil, "GET gw/v1"},
-		{"envoy, told", FromRequest, map[string]string{"X-Original-Uri": "/cheap"}, "GET gw/v1"},
-		{"missing", XForwarded, nil, "error"},
-		{"absolute", XForwarded, map[string]string{"X-Forwarded-Uri": "::"}, "error"},
+		{"caddy", XForwarded, h{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a?b", "X-Forwarded-Host": "h"}, "POST h/a"},
+		{"caddy, client sends the other family", XForwarded, h{"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/a", "X-Original-Method": "GET", "X-Original-Uri": "/cheap"}, "POST gw/a"},
+		{"caddy without a method", XForwarded, h{"X-Forwarded-Uri": "/a", "X-Original-Method": "GET"}, "error"},
+		{"caddy without a URI", XForwarded, h{"X-Forwarded-Method": "POST", "X-Original-Uri": "/cheap"}, "error"},
+		{"caddy, empty method", XForwarded, h{"X-Forwarded-Method": "", "X-Forwarded-Uri": "/a"}, "error"},
+		{"nginx", XOriginal, h{"X-Original-Method": "POST", "X-Original-Uri": "/a"}, "POST gw/a"},
+		{"nginx, client forges", XOriginal, h{"X-Original-Method": "POST", "X-Original-Uri": "/a", "X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/cheap", "X-Forwarded-Host": "h"}, "POST gw/a"},
+		{"nginx without a method", XOriginal, h{"X-Original-Uri": "/a"}, "error"},
+		{"nginx without a method, client sends one", XOriginal, h{"X-Original-Uri": "/a", "X-Forwarded-Method": "GET"}, "error"},
+		{"nothing, though the request has a path", XOriginal, nil, "error"},
+		{"envoy", FromRequest, nil, "PUT gw/v1"},
+		{"envoy, client forges", FromRequest, h{"X-Original-Method": "GET", "X-Original-Uri": "/cheap", "X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/cheap", "X-Forwarded-Host": "h"}, "PUT gw/v1"},
+		{"no URI", XForwarded, h{"X-Forwarded-Method": "GET", "X-Forwarded-Uri": "::"}, "error"},
 	} {
-		r := &http.Request{Method: "GET", Host: "gw", URL: &url.URL{Path: "/auth/v1"}, Header: http.Header{}}
+		r := &http.Request{Method: "PUT", Host: "gw", URL: &url.URL{Path: "/auth/v1"}, Header: http.Header{}}
 		for k, v := range c.h {
 			r.Header.Set(k, v)
 		}
@@ -202,9 +204,25 @@ func TestAsked(t *testing.T) {
 			t.Errorf("%s: %s; want %s", c.what, got, c.want)
 		}
 	}
-	twice := &http.Request{Method: "GET", Host: "gw", Header: http.Header{"X-Forwarded-Uri": {"/a"}, "X-Forwarded-Method": {"GET", "POST"}}}
-	if _, err := asked(twice, XForwarded, ""); err == nil {
-		t.Error("a method given twice")
+	for _, name := range []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host"} {
+		r := &http.Request{Method: "GET", Host: "gw", Header: http.Header{"X-Forwarded-Uri": {"/a"}, "X-Forwarded-Method": {"GET"}}}
+		r.Header[name] = []string{"/a", "/b"}
+		if _, err := asked(r, XForwarded, ""); err == nil {
+			t.Errorf("%s given twice", name)
+		}
+	}
+}
+
+// The sources are named with the gateways that use them; there is no default.
+func TestSource(t *testing.T) {
+	const allowed = "; allowed: x-forwarded (Caddy, Traefik), x-original (nginx), request (Envoy)"
+	for given, want := range map[Source]string{"": "source: not given" + allowed, "auto": `source: "auto"` + allowed} {
+		if err := given.Validate(); err == nil || err.Error() != want {
+			t.Errorf("%q: %v", given, err)
+		}
+		if _, err := (&Door{}).ForwardAuth(given, ""); err == nil {
+			t.Errorf("%q opens a door", given)
+		}
 	}
 }
 

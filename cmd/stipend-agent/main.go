@@ -16,8 +16,9 @@ asks the authority for those of tenants that are not hot.
 
 It has two doors, and needs one of them: a reverse proxy in front of a backend
 (--proxy-listen, --proxy-backend), and a forward-auth endpoint that nginx, Caddy,
-Traefik or Envoy ask before they forward (--auth-listen). Go programs use package
-agent/gate instead.
+Traefik or Envoy ask before they forward (--auth-listen, and --auth-source, which
+says in what headers the gateway at hand names the request). Go programs use
+package agent/gate instead.
 
 Who a request is comes from a file of API-key hashes (--identity-key-file), lines of
 

@@ -106,6 +106,6 @@ func agentArgs(dir, authority string) (args []string, ready string, err error) {
 	admin := fmt.Sprintf("127.0.0.1:%d", ports[0])
 	return []string{
 		"--config", config, "--identity-key-file", keys, "--authority-target", authority, "--owner", filepath.Base(dir),
-		"--auth-listen", fmt.Sprintf("127.0.0.1:%d", ports[1]), "--admin", admin,
+		"--auth-listen", fmt.Sprintf("127.0.0.1:%d", ports[1]), "--auth-source", "request", "--admin", admin,
 	}, "http://" + admin + "/readyz", err
 }
