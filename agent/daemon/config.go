@@ -115,6 +115,9 @@ func (c Config) Validate() error {
 	if _, err := doors.NewRoutes(c.Routes); err != nil {
 		errs = append(errs, err)
 	}
+	if err := doors.CheckTrust(c.Routes, c.Identity); err != nil {
+		errs = append(errs, err)
+	}
 	bad(c.Proxy.Listen != "" || c.Auth.Listen != "", "proxy.listen", `""`, "an address here or in auth.listen: an agent needs a door")
 	bad(c.DrainTime >= 0 && c.DrainTime <= 10*time.Minute, "drain_time", c.DrainTime, "0 to 10m")
 	bad(c.GCPercent >= 10 && c.GCPercent <= 2000, "gc_percent", c.GCPercent, "10 to 2000")

@@ -231,6 +231,10 @@ func TestFaults(t *testing.T) {
 			t.Errorf("%s is not named in %v", field, err)
 		}
 	}
+	cfg.Routes = []doors.Route{{Pattern: "/a", Class: "a", CountHeader: "X-Tokens"}}
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "identity.trusted_peers: none") {
+		t.Errorf("a count that nobody may send: %v", err)
+	}
 	const source = "source: not given; allowed: x-forwarded (Caddy, Traefik), x-original (nginx), request (Envoy)"
 	auth := cfg.Auth
 	if err := auth.Validate(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -19,8 +20,9 @@ type Route struct {
 	// wildcards such as {id} and {rest...}.
 	Pattern string           `yaml:"pattern"`
 	Class   grant.RouteClass `yaml:"class"`
-	// CountHeader names the header with the number of operations, which counts
-	// from trusted peers only. Empty: every request is one operation.
+	// CountHeader names the header with the number of operations. From peers
+	// that are not trusted it is ignored; when a trusted peer leaves it out, the
+	// request is one operation. Empty: every request is one operation.
 	CountHeader string `yaml:"count_header"`
 	// MaxCount bounds what that header may say; zero means 1,000,000.
 	MaxCount grant.Units `yaml:"max_count"`
@@ -39,7 +41,11 @@ type Routes struct{ mux *http.ServeMux }
 func NewRoutes(list []Route) (*Routes, error) {
 	rs := &Routes{mux: http.NewServeMux()}
 	if len(list) == 0 || len(list) > maxRoutes {
-		return nil, fmt.Errorf("routes: %d; allowed: 1 to %d", len(list), maxRoutes)
+		given := strconv.Itoa(len(list))
+		if len(list) == 0 {
+			given = "none given"
+		}
+		return nil, fmt.Errorf("routes: %s; allowed: 1 to %d of {pattern, class}", given, maxRoutes)
 	}
 	var errs []error
 	for i, r := range list {
@@ -67,11 +73,26 @@ func NewRoutes(list []Route) (*Routes, error) {
 	return rs, nil
 }
 
+// CheckTrust refuses routes that read a count when nobody is trusted to send
+// one: the header would be ignored and every request cost one operation.
+func CheckTrust(list []Route, id IdentityConfig) error {
+	for i, r := range list {
+		if r.CountHeader != "" && len(id.TrustedPeers) == 0 {
+			return fmt.Errorf("identity.trusted_peers: none; allowed: the CIDRs whose %s is believed (routes.%d.count_header)", r.CountHeader, i)
+		}
+	}
+	return nil
+}
+
+// ourSource is where ServeMux says a pattern comes from: a line of this file.
+var ourSource = regexp.MustCompile(` \(registered at [^\n)]*\)`)
+
 // register turns ServeMux's panic, its only way to refuse, into an error.
 func register(mux *http.ServeMux, r *Route) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%q: %v", r.Pattern, p)
+			why := ourSource.ReplaceAllString(fmt.Sprint(p), "")
+			err = fmt.Errorf("%q: %s", r.Pattern, strings.ReplaceAll(why, "\n", " "))
 		}
 	}()
 	mux.Handle(r.Pattern, r)
@@ -114,7 +135,8 @@ func dotted(path string) bool {
 	return false
 }
 
-// count reads the number of operations.
+// count reads the number of operations: one when there is no header, or when
+// it is not a trusted peer's.
 func (r *Route) count(h http.Header, trusted bool) (grant.Units, error) {
 	if r.CountHeader == "" || !trusted {
 		return 1, nil

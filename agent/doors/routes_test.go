@@ -85,8 +85,27 @@ func TestRouteFaults(t *testing.T) {
 			t.Errorf("%s is not named in %v", want, err)
 		}
 	}
-	if _, err := NewRoutes(nil); err == nil {
-		t.Error("a table without routes")
+	if strings.Contains(err.Error(), ".go") || !strings.Contains(err.Error(), `pattern "GET /c/{y}" conflicts with pattern "GET /c/{x}": GET /c/{y} matches`) {
+		t.Errorf("two patterns conflict: %v", err)
+	}
+	const want = "routes: none given; allowed: 1 to 4096 of {pattern, class}"
+	if _, err := NewRoutes(nil); err == nil || err.Error() != want {
+		t.Errorf("a table without routes: %v", err)
+	}
+}
+
+// A route that reads a count needs somebody who is believed.
+func TestCheckTrust(t *testing.T) {
+	list := []Route{{Pattern: "/a", Class: "a"}, {Pattern: "/b", Class: "b", CountHeader: "X-Tokens"}}
+	const want = "identity.trusted_peers: none; allowed: the CIDRs whose X-Tokens is believed (routes.1.count_header)"
+	if err := CheckTrust(list, IdentityConfig{}); err == nil || err.Error() != want {
+		t.Errorf("nobody is trusted: %v", err)
+	}
+	if err := CheckTrust(list, IdentityConfig{TrustedPeers: []string{"127.0.0.1/32"}}); err != nil {
+		t.Error(err)
+	}
+	if err := CheckTrust(list[:1], IdentityConfig{}); err != nil {
+		t.Error(err)
 	}
 }
 
