@@ -149,7 +149,7 @@ func (r *reader) decodeStruct(n *yaml.Node, v reflect.Value, path string) {
 		for _, f := range fields {
 			names = append(names, f.name)
 		}
-		r.fault(r.position(key), join(path, quoteKey(key.Value)), "is no known key", suggestion(key.Value, names))
+		r.unknown(r.position(key), join(path, quoteKey(key.Value)), "is no known key", key.Value, names)
 	})
 }
 

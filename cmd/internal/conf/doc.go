@@ -54,6 +54,8 @@ type Problem struct {
 	Path string // of the field, as "store.path"; empty for the whole file
 	What string // what is wrong
 	Do   string // what to do
+
+	unknown bool // a name that is not known: likely the cause of other faults
 }
 
 func (p Problem) Error() string {
@@ -71,8 +73,9 @@ func (p Problem) Error() string {
 	return b.String()
 }
 
-// Problems is the error of Load and LoadPolicies: all faults in order of
-// position, one a line.
+// Problems is the error of Load and LoadPolicies: all faults, one a line,
+// unknown names first, as what they meant to set is missing elsewhere, then the
+// others, all in order of position.
 type Problems []Problem
 
 func (p Problems) Error() string {
@@ -89,6 +92,12 @@ func (p Problems) errOrNil() error {
 		return nil
 	}
 	slices.SortStableFunc(p, func(a, b Problem) int {
+		if a.unknown != b.unknown {
+			if a.unknown {
+				return -1
+			}
+			return 1
+		}
 		return cmp.Or(cmp.Compare(a.At.Source, b.At.Source), cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Col, b.At.Col))
 	})
 	return slices.Compact(p)

@@ -105,6 +105,11 @@ func (r *reader) fault(at Position, path, what, do string) {
 	r.faults = append(r.faults, Problem{At: at, Path: path, What: what, Do: do})
 }
 
+// unknown reports a name that is none of names.
+func (r *reader) unknown(at Position, path, what, given string, names []string) {
+	r.faults = append(r.faults, Problem{At: at, Path: path, What: what, Do: suggestion(given, names), unknown: true})
+}
+
 // nearestAt is the position of the path, or of the closest value around it
 // that was written.
 func (r *reader) nearestAt(path string) Position {

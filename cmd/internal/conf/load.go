@@ -185,7 +185,7 @@ func (r *reader) override(fields []Field, from Sources) {
 		for _, f := range fields {
 			known = append(known, f.Flag)
 		}
-		r.fault(Position{Source: "flag --" + name}, "", "is no known flag", suggestion(name, known))
+		r.unknown(Position{Source: "flag --" + name}, "", "is no known flag", name, known)
 	}
 }
 
