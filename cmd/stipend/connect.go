@@ -96,9 +96,12 @@ func (c *connection) call(ctx context.Context, do func(context.Context, *grpc.Cl
 		return badInputf("--authority %s: %w", c.target, err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.timeout))
+	limited, cancel := context.WithTimeout(ctx, time.Duration(c.timeout))
 	defer cancel()
-	return c.explain(do(ctx, conn))
+	if err = do(limited, conn); err != nil && ctx.Err() != nil {
+		return interrupted("")
+	}
+	return c.explain(err)
 }
 
 // explain turns the status of a call into what a person can act on.
@@ -137,8 +140,6 @@ func (c *connection) explain(err error) error {
 		return failed(fmt.Errorf("%s answers, but not as an authority of this version: %s", c.target, s.Message()))
 	case codes.Unauthenticated, codes.PermissionDenied:
 		return failed(fmt.Errorf("the authority at %s wants other credentials: %s; see --tls-cert and --tls-key", c.target, s.Message()))
-	case codes.Canceled:
-		return failed(errors.New("interrupted"))
 	}
 	return failed(fmt.Errorf("authority at %s: %s (%s)", c.target, s.Message(), s.Code()))
 }

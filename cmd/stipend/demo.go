@@ -39,14 +39,21 @@ the bound is broken, or the hot tenant got less than 97 % of its limit.
 cost the sum of the cost columns, under a limit that the trace overruns. From an
 access log (combined format): every client is a tenant with a limit of its own.
 
-Everything is stopped at the end, and on Ctrl-C. Configuration, keys, records and
-logs stay in the folder, with the commands that start the pieces by hand.`,
+At the end everything is stopped. Configuration, keys, records and logs stay in the
+folder, with the commands that start the pieces by hand. Ctrl-C stops everything
+before its end and removes the folder, unless it was named with --dir; the exit code
+is then 130.`,
 		Example: `  stipend demo
   stipend demo --for 1m -o json
   stipend demo --trace azure.csv                              columns are found by name
   stipend demo --trace calls.csv --time-column ts --cost-columns in,out --speed 60
   stipend demo --trace access.log --for 30s`,
-		Args: exactly(0, "flags only"),
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return badInputf("%s takes flags only, or the command backend, and not %q", c.CommandPath(), args[0])
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg := demo.Config{Length: time.Duration(length), Dir: dir, Progress: c.ErrOrStderr()}
 			if file != "" {
@@ -64,8 +71,11 @@ logs stay in the folder, with the commands that start the pieces by hand.`,
 			res, err := demo.Run(c.Context(), cfg)
 			var bad *trace.Error
 			switch {
-			case errors.Is(err, context.Canceled):
-				return failed(errors.New("interrupted; everything was stopped and removed"))
+			case err != nil && c.Context().Err() != nil:
+				if dir != "" {
+					return interrupted("; everything was stopped; what there is of it stays in " + dir)
+				}
+				return interrupted("; everything was stopped and removed")
 			case errors.As(err, &bad):
 				return badInput(err)
 			case err != nil:

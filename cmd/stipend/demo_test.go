@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -101,6 +103,53 @@ func judged(ts *testscript.TestScript, neg bool, args []string) {
 	args = append([]string{"verify", "--policy", filepath.Join(args[0], "policies.yaml"), "--forward-delay", "250ms", "--skew", "1ms"}, records...)
 	if err := ts.Exec("stipend", args...); err != nil || !strings.HasPrefix(ts.ReadFile("stdout"), "bound held") {
 		ts.Fatalf("stipend verify: %v\n%s%s", err, ts.ReadFile("stdout"), ts.ReadFile("stderr"))
+	}
+}
+
+// interruptedAfter PATTERN COMMAND... sends SIGINT once a line of the command's
+// standard error holds PATTERN. It must end with exit code 130, within the
+// test's time, and leave nothing among the temporary files. What it wrote to
+// standard error becomes the script's standard output.
+func interruptedAfter(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: interrupted PATTERN COMMAND...")
+	}
+	env := []string{}
+	temp := ts.MkAbs("temp")
+	ts.Check(os.MkdirAll(temp, 0o755))
+	for _, name := range []string{"PATH", "HOME", "WORK"} {
+		env = append(env, name+"="+ts.Getenv(name))
+	}
+	program := ""
+	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+		if at := filepath.Join(dir, args[1]); program == "" {
+			if _, err := os.Stat(at); err == nil {
+				program = at
+			}
+		}
+	}
+	cmd := exec.Command(program, args[2:]...)
+	cmd.Env, cmd.Dir = append(env, "TMPDIR="+temp), ts.MkAbs(".")
+	stderr, err := cmd.StderrPipe()
+	ts.Check(err)
+	ts.Check(cmd.Start())
+	sent := false
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		fmt.Fprintln(ts.Stdout(), lines.Text())
+		if !sent && strings.Contains(lines.Text(), args[0]) {
+			sent = true
+			ts.Check(cmd.Process.Signal(os.Interrupt))
+		}
+	}
+	err = cmd.Wait()
+	var e *exec.ExitError
+	if !sent || !errors.As(err, &e) || e.ExitCode() != 130 {
+		ts.Fatalf("sent %v, ended with %v; want exit code 130", sent, err)
+	}
+	left, err := os.ReadDir(temp)
+	ts.Check(err)
+	if len(left) > 0 {
+		ts.Fatalf("%v is left among the temporary files", left)
 	}
 }
 

@@ -59,3 +59,14 @@ func TestHelpExamples(t *testing.T) {
 		t.Errorf("%d calls and %d files seen; want 4 or more, and 1", calls, files)
 	}
 }
+
+// TestInterrupted proves that a call to the authority that a signal ends has
+// exit code 130.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	var out, errOut bytes.Buffer
+	if code := run(ctx, []string{"policy", "list", "--authority", "127.0.0.1:1"}, nil, &out, &errOut); code != 130 || errOut.String() != "stipend: interrupted\n" {
+		t.Errorf("exit code %d: %s", code, &errOut)
+	}
+}

@@ -3,7 +3,8 @@
 // authority, and runs the whole product on one machine (stipend demo).
 //
 // Exit codes of every command: 0 all is well, 1 a bound is broken, a promise is
-// not kept or the authority refused, 2 the input or the call is wrong.
+// not kept or the authority refused, 2 the input or the call is wrong, 130 it was
+// interrupted.
 package main
 
 import (
@@ -17,6 +18,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stipend/stipend/cmd/internal/service"
 )
 
 func main() {
@@ -66,6 +69,10 @@ func (e *exit) Unwrap() error { return e.err }
 // failed means that something was refused or did not work.
 func failed(err error) error { return &exit{1, err} }
 
+// interrupted means that a signal ended the command before its work was done:
+// the exit code is what shells give for one ended by SIGINT.
+func interrupted(then string) error { return &exit{130, errors.New("interrupted" + then)} }
+
 // badInput means that the caller has to change something.
 func badInput(err error) error { return &exit{2, err} }
 
@@ -88,17 +95,62 @@ units at once and q the most that one of them holds.`,
   stipend policy apply -f policies.yaml         set the policies of an authority
   stipend tenant show acme                      where a tenant's units are
   stipend verify admissions.log --policy policies.yaml`,
+		Version:           service.Version(),
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 		PersistentPreRunE: func(*cobra.Command, []string) error { return o.validate() },
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		// Flags are read before the name of the command is judged: a flag of the
+		// command that was meant is not what is wrong.
+		if name := c.Flags().Arg(0); name != "" && c.HasAvailableSubCommands() {
+			return noCommand(c, name)
+		}
 		return badInputf("%w; %s --help lists the flags", err, c.CommandPath())
 	})
 	o.register(root.PersistentFlags())
-	root.AddCommand(newBounds(o), newVerify(o), newDemo(o), newPolicy(o), newTenant(o), newRecover(o))
+	commands(root, newBounds(o), newVerify(o), newDemo(o), newPolicy(o), newTenant(o), newRecover(o))
 	return root
+}
+
+// commands makes a command out of others: without one of them it prints its
+// help, and an unknown one is answered with the nearest or with all there are.
+func commands(c *cobra.Command, under ...*cobra.Command) {
+	c.AddCommand(under...)
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return noCommand(c, args[0])
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+}
+
+func noCommand(c *cobra.Command, given string) error {
+	c.SuggestionsMinimumDistance = 2
+	what := "did you mean "
+	names := c.SuggestionsFor(given)
+	if len(names) == 0 {
+		what = "it has "
+		for _, one := range c.Commands() {
+			if one.IsAvailableCommand() {
+				names = append(names, one.Name())
+			}
+		}
+	}
+	if last := len(names) - 1; last > 0 {
+		word := " or "
+		if what == "it has " {
+			word = " and "
+		}
+		names = []string{strings.Join(names[:last], ", ") + word + names[last]}
+	}
+	end := ""
+	if what == "did you mean " {
+		end = "?"
+	}
+	return badInputf("%s has no command %q; %s%s%s", c.CommandPath(), given, what, names[0], end)
 }
 
 // exactly is an argument count that is reported as bad input.

@@ -57,7 +57,7 @@ func TestDemo(t *testing.T) {
 		Dir:                 "testdata/demo",
 		RequireExplicitExec: true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "judged": judged,
+			"exits": exits, "judged": judged, "interrupted": interruptedAfter,
 		},
 		Condition: func(cond string) (bool, error) {
 			name, ok := strings.CutPrefix(cond, "env:")

@@ -31,16 +31,9 @@ change makes a new version, and takes effect with the next grant or check.`,
   stipend policy apply -f policies.yaml
   stipend policy get acme
   stipend policy list`,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return badInputf("%s has no command %q; it has apply, get, list and delete", c.CommandPath(), args[0])
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	conn.register(c.PersistentFlags())
-	c.AddCommand(newPolicyApply(o, conn), newPolicyGet(o, conn), newPolicyList(o, conn), newPolicyDelete(o, conn))
+	commands(c, newPolicyApply(o, conn), newPolicyGet(o, conn), newPolicyList(o, conn), newPolicyDelete(o, conn))
 	return c
 }
 

@@ -22,16 +22,9 @@ func newTenant(o *output) *cobra.Command {
 		Use:     "tenant",
 		Short:   "Show where a tenant's units are",
 		Example: "  stipend tenant show acme",
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return badInputf("%s has no command %q; it has show", c.CommandPath(), args[0])
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	conn.register(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{
+	commands(c, &cobra.Command{
 		Use:   "show TENANT",
 		Short: "Level, owners, outstanding units, parked grants and last refusals",
 		Long: `Shows what the authority knows of a tenant: what is in its bucket, which gateways
