@@ -35,6 +35,9 @@ type Admission struct {
 	Wall grant.Instant
 }
 
+// warnEvery is how often at most the log says that there is no authority.
+const warnEvery = 30 * time.Second
+
 // drainQuiet: a gate that drains ends when nobody asked for this long.
 const drainQuiet = time.Second
 
@@ -65,11 +68,15 @@ type Gate struct {
 	linkUp   atomic.Bool
 	everUp   atomic.Bool
 	draining atomic.Bool
+	drained  atomic.Bool
 	asked    atomic.Int64 // instant of the last slow decision while draining
 	ticket   atomic.Uint64
 	seq      atomic.Uint64
 	fate     atomic.Uint32 // a grant.Reason
 	shorter  atomic.Int64  // of agent.Tenant.Shorten, in nanoseconds
+
+	failures int           // to reach the authority, since it was there last; the link's goroutine
+	warned   grant.Instant // of them, when the log told; the same
 
 	retired  agent.Stats // of forgotten tenants; guarded by table.mu
 	evicted  atomic.Uint64
@@ -107,7 +114,7 @@ func New(cfg Config) (*Gate, error) {
 	}
 	var err error
 	g.link, err = link.New(cfg.Authority, link.Identity{Owner: cfg.Owner, Incarnation: g.inc, Build: cfg.Build}, link.Events{
-		Up: g.up, Down: g.down, Grant: g.granted, Check: g.checked, Policy: g.pushed, Fate: g.fated,
+		Up: g.up, Down: g.down, Failed: g.failed, Grant: g.granted, Check: g.checked, Policy: g.pushed, Fate: g.fated,
 		Problem: func(err error) { g.problems.Add(1); g.log.Warn("answer not understood", "err", err) },
 	})
 	if err != nil {
@@ -122,17 +129,19 @@ func (g *Gate) Incarnation() grant.Incarnation { return g.inc }
 // Ready tells why the gate cannot decide everything it is asked, or nil.
 func (g *Gate) Ready() error {
 	switch {
-	case g.state.Load() != running:
-		return errors.New("not running")
+	case g.drained.Load():
+		return errors.New("drained")
 	case g.draining.Load():
 		return errors.New("draining")
+	case g.state.Load() != running:
+		return errors.New("not running")
 	case !g.linkUp.Load():
 		if fail := g.link.State().LastFail; fail != "" {
 			return fmt.Errorf("no link to the authority: %s", fail)
 		}
 		return errors.New("no link to the authority")
 	case g.fate.Load() != 0:
-		return fmt.Errorf("the authority grants nothing to this incarnation: %v", grant.Reason(g.fate.Load()))
+		return fmt.Errorf("the authority grants nothing to this process: %s", g.told(grant.Reason(g.fate.Load())))
 	}
 	return nil
 }
@@ -477,7 +486,8 @@ func (g *Gate) visit(f func(*entry, agent.Reading)) {
 }
 
 func (g *Gate) up(p link.Peer) {
-	g.log.Info("link up", "store", p.Store, "was_lost", p.WasLost)
+	g.log.Info("link up", "store", p.Store, "was_lost", p.WasLost, "failed_attempts", g.failures)
+	g.failures = 0
 	shorter := max(g.cfg.Tolerance-p.Tolerance, time.Duration(g.shorter.Load())) // Up is called by one goroutine
 	if shorter > time.Duration(g.shorter.Load()) {
 		g.log.Warn("tolerance is larger than the authority's: grants live shorter by the difference", "tolerance", g.cfg.Tolerance, "authority", p.Tolerance)
@@ -498,6 +508,16 @@ func (g *Gate) down(err error) {
 	g.linkUp.Store(false)
 	g.calls.reset()
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Link(now, false, &e.fx) })
+}
+
+// failed is called by the link's goroutine, as up and down are.
+func (g *Gate) failed(err error) {
+	now := g.guard.now().Mono
+	if g.failures++; g.failures > 1 && now.Sub(g.warned) < warnEvery {
+		return
+	}
+	g.warned = now
+	g.log.Warn("cannot reach the authority", "authority", g.cfg.Authority.Target, "failed_attempts", g.failures, "err", err)
 }
 
 // of runs f for the tenant if it has state here.
@@ -530,11 +550,22 @@ func (g *Gate) pushed(p wire.TenantPolicy) {
 }
 
 func (g *Gate) fated(why grant.Reason) {
-	if g.state.Load() == running { // not after our own discard
-		g.log.Error("the authority grants nothing more to this incarnation", "reason", why)
+	before := g.fate.Swap(uint32(why))                      // it is told again on every stream
+	if g.state.Load() == running && before != uint32(why) { // not after our own discard
+		g.log.Error("the authority grants nothing more to this process: "+g.told(why), "owner", g.cfg.Owner, "incarnation", g.inc, "reason", why)
 	}
-	g.fate.Store(uint32(why))
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Fate(now, why, &e.fx) })
+}
+
+// told says what a fate means and what to do about it.
+func (g *Gate) told(why grant.Reason) string {
+	switch why {
+	case grant.Superseded:
+		return fmt.Sprintf("another process runs with owner %s; give each its own --owner, or restart this one", g.cfg.Owner)
+	case grant.Fenced:
+		return "an operator fenced it; restart it when it may serve again"
+	}
+	return why.String()
 }
 
 // Drain stops asking for grants and goes on deciding, from what is held and by
@@ -569,6 +600,7 @@ func (g *Gate) Drain(ctx context.Context) error {
 	g.visit(func(e *entry, now agent.Reading) { e.tenant.Close(now) })
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.Authority.Silence)
 	defer cancel()
+	defer g.drained.Store(true)
 	return g.link.Discard(last)
 }
 

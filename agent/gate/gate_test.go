@@ -455,6 +455,9 @@ func TestDrain(t *testing.T) {
 		start := time.Now()
 		go func() { drained <- w.g.Drain(ctx) }()
 		advance(10 * time.Millisecond)
+		if err := w.g.Ready(); err == nil || err.Error() != "draining" {
+			w.Errorf("ready: %v", err)
+		}
 		asked := w.g.Stats().Wallets.Requests
 		for range 300 {
 			if d := w.decide("acme", "read"); d.Outcome != agent.Admitted {
@@ -473,6 +476,9 @@ func TestDrain(t *testing.T) {
 		}
 		if !w.a.Discarded(w.g.Incarnation()) {
 			w.Error("not discarded")
+		}
+		if err := w.g.Ready(); err == nil || err.Error() != "drained" {
+			w.Errorf("ready after the drain: %v", err)
 		}
 		if d := w.decide("acme", "read"); d.Outcome != agent.Undecided {
 			w.Errorf("after the drain: %+v", d)

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -55,7 +57,7 @@ func (t TLS) client() (*tls.Config, error) {
 
 // Config is where the authority is and how patient the link is.
 type Config struct {
-	// Target is the authority: host:port, or any target that gRPC resolves.
+	// Target is the authority: host:port. A name is resolved again for each dial.
 	Target string `yaml:"target" help:"the authority: host:port"`
 	TLS    TLS    `yaml:"tls"`
 	// Silence: a stream on which something was sent and nothing was heard for
@@ -73,7 +75,8 @@ type Config struct {
 	// Queue bounds the grant requests, and as many Checks, that wait for sending.
 	Queue int `yaml:"queue"`
 
-	// Dial replaces the network, for tests and unusual transports.
+	// Dial replaces the network, for tests and unusual transports. Target is
+	// then a name of its own choosing.
 	Dial func(ctx context.Context, addr string) (net.Conn, error) `yaml:"-"`
 }
 
@@ -98,7 +101,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s: %v; allowed: %s", field, given, allowed))
 		}
 	}
-	bad(c.Target != "", "target", `""`, "host:port of the authority")
+	bad(c.Target != "" && (c.Dial != nil || hostPort(c.Target)), "target", strconv.Quote(c.Target), "host:port of the authority, such as authority:7400 or 127.0.0.1:7400")
 	bad(c.Silence >= 100*time.Millisecond && c.Silence <= time.Minute, "silence", c.Silence, "100ms to 1m")
 	bad(c.Handshake >= 10*time.Millisecond && c.Handshake <= time.Minute, "handshake", c.Handshake, "10ms to 1m")
 	bad(c.RedialMin >= time.Millisecond, "redial_min", c.RedialMin, "at least 1ms")
@@ -108,4 +111,11 @@ func (c Config) Validate() error {
 	bad((c.TLS.Cert == "") == (c.TLS.Key == ""), "tls.cert", c.TLS.Cert, "both tls.cert and tls.key, or neither")
 	bad(c.TLS.Enabled || c.TLS == (TLS{}), "tls.enabled", c.TLS.Enabled, "true when another tls field is set")
 	return errors.Join(errs...)
+}
+
+// hostPort reports whether s is a host, or an address, and a port's number.
+func hostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && bad == nil && n > 0 && host != "" && !strings.ContainsAny(host, "/ ")
 }

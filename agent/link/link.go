@@ -42,6 +42,7 @@ type Peer struct {
 type Events struct {
 	Up      func(Peer)
 	Down    func(error)
+	Failed  func(error) // an attempt to open a stream; Down does not follow
 	Grant   func(grant.GrantAnswer)
 	Check   func(grant.CheckAnswer)
 	Policy  func(wire.TenantPolicy)
@@ -211,7 +212,9 @@ func (l *Link) stream(parent context.Context) (useful bool, err error) {
 	l.dials.Add(1)
 	conn, err := l.dial()
 	if err != nil {
-		return false, fmt.Errorf("link: %w", err)
+		err = fmt.Errorf("link: %w", err)
+		l.ev.Failed(err)
+		return false, err
 	}
 	defer conn.Close()
 
@@ -225,6 +228,9 @@ func (l *Link) stream(parent context.Context) (useful bool, err error) {
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
+		}
+		if parent.Err() == nil { // else nobody wants the stream any more
+			l.ev.Failed(err)
 		}
 		return false, err
 	}

@@ -2,9 +2,12 @@ package link_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +27,7 @@ type log struct {
 	mu     sync.Mutex
 	ups    []time.Time
 	downs  []error
+	fails  []error
 	grants []grant.GrantAnswer
 	checks []grant.CheckAnswer
 	pushes []wire.TenantPolicy
@@ -43,6 +47,7 @@ func (g *log) events(t *testing.T) link.Events {
 			}
 		},
 		Down:    func(err error) { g.mu.Lock(); g.downs = append(g.downs, err); g.mu.Unlock() },
+		Failed:  func(err error) { g.mu.Lock(); g.fails = append(g.fails, err); g.mu.Unlock() },
 		Grant:   func(a grant.GrantAnswer) { g.mu.Lock(); g.grants = append(g.grants, a); g.mu.Unlock() },
 		Check:   func(a grant.CheckAnswer) { g.mu.Lock(); g.checks = append(g.checks, a); g.mu.Unlock() },
 		Policy:  func(p wire.TenantPolicy) { g.mu.Lock(); g.pushes = append(g.pushes, p); g.mu.Unlock() },
@@ -344,6 +349,64 @@ func TestConfigValidate(t *testing.T) {
 			t.Errorf("%s is not named in %v", field, err)
 		}
 	}
+}
+
+// The authority's address is a host and a port; the error shows one.
+func TestTarget(t *testing.T) {
+	for target, ok := range map[string]bool{
+		"authority:7400": true, "127.0.0.1:7400": true, "[::1]:7400": true,
+		"authority": false, "": false, ":7400": false, "authority:": false, "authority:http": false, "authority:0": false,
+		"authority:65536": false, "::1": false, "http://authority:7400": false,
+	} {
+		cfg := link.Defaults()
+		cfg.Target = target
+		err := cfg.Validate()
+		if (err == nil) != ok {
+			t.Errorf("%q: %v", target, err)
+		}
+		if want := fmt.Sprintf("target: %q; allowed: host:port of the authority, such as authority:7400 or 127.0.0.1:7400", target); !ok && fmt.Sprint(err) != want {
+			t.Errorf("%q: %v", target, err)
+		}
+	}
+}
+
+// Every attempt that opens no stream is told with its reason, but not the one
+// that ends because the link does.
+func TestFailedDials(t *testing.T) {
+	var refuse atomic.Bool
+	world(t, func(c *link.Config) {
+		dial := c.Dial
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			if refuse.Load() {
+				return nil, errors.New("nobody listens")
+			}
+			return dial(ctx, addr)
+		}
+	}, func(t *testing.T, a *linktest.Authority, l *link.Link, g *log) {
+		refuse.Store(true)
+		a.HangUp()
+		advance(5 * time.Second)
+		if n := l.State().Dials; len(g.fails) == 0 || uint64(len(g.fails)) != n-1 {
+			t.Errorf("of %d dials after the first one %d are told", n-1, len(g.fails))
+		}
+		for _, err := range g.fails {
+			if !strings.Contains(err.Error(), "nobody listens") {
+				t.Errorf("the reason is missing: %v", err)
+			}
+		}
+		refuse.Store(false)
+		a.SetMood(linktest.Silent) // what is open at the end waits for its welcome
+		told := len(g.fails)
+		advance(time.Second)
+		if len(g.fails) != told {
+			t.Errorf("told of an attempt that goes on: %v", g.fails[told:])
+		}
+		t.Cleanup(func() {
+			if len(g.fails) != told {
+				t.Errorf("told of the end: %v", g.fails[told:])
+			}
+		})
+	})
 }
 
 // advance lets the bubble's clock run on by d.

@@ -48,7 +48,7 @@ func startAuthority(ctx context.Context, r *run, dir string) (*authorityServer, 
 	}
 	s := &authorityServer{addr: fmt.Sprintf("127.0.0.1:%d", ports[0]), http: fmt.Sprintf("127.0.0.1:%d", ports[1]), dir: dir}
 	var err error
-	if s.child, err = start(ctx, filepath.Join(r.bin, "stipend-authority"), "--data", dir, "--listen", s.addr, "--http", s.http); err != nil {
+	if s.child, err = start(ctx, filepath.Join(r.bin, "stipend-authority"), "--init", "--data", dir, "--listen", s.addr, "--http", s.http); err != nil {
 		return nil, err
 	}
 	if err := s.until(ctx, time.Minute, httpOK("http://"+s.http+"/readyz")); err != nil {
@@ -170,6 +170,7 @@ func (s *authorityServer) openGateway(ctx context.Context, owner string) (*gatew
 	l, err := link.New(cfg, link.Identity{Owner: grant.Owner(owner), Incarnation: w.inc, Build: "versus"}, link.Events{
 		Up:      func(link.Peer) { w.once.Do(func() { close(w.up) }) },
 		Down:    func(error) {},
+		Failed:  func(error) {},
 		Grant:   func(a grant.GrantAnswer) { w.grantsOf(a.Tenant) <- a },
 		Check:   func(a grant.CheckAnswer) { w.checks[a.Attempt.Seq%slots] <- a },
 		Policy:  func(wire.TenantPolicy) {},
