@@ -85,6 +85,19 @@ type Addresses struct {
 	Proxy, Auth, Admin net.Addr // nil: nowhere
 }
 
+// open lists the doors that are there, for the log.
+func (a Addresses) open() (attrs []any) {
+	for _, door := range []struct {
+		name string
+		addr net.Addr
+	}{{"proxy", a.Proxy}, {"auth", a.Auth}, {"admin", a.Admin}} {
+		if door.addr != nil {
+			attrs = append(attrs, door.name, door.addr)
+		}
+	}
+	return attrs
+}
+
 // DefaultConfig lacks the routes, the identity, and a listener.
 func DefaultConfig() Config {
 	host, _ := os.Hostname()

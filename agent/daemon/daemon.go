@@ -65,12 +65,15 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return errors.Join(err, a.close())
 	}
-	a.log.Info("agent runs", "owner", cfg.Owner, "incarnation", a.gate.Incarnation(), "authority", cfg.Authority.Target,
-		"proxy", addrs.Proxy, "auth", addrs.Auth, "admin", addrs.Admin)
+	a.log.Info("agent runs", append([]any{"owner", cfg.Owner, "incarnation", a.gate.Incarnation(), "authority", cfg.Authority.Target}, addrs.open()...)...)
 	if cfg.Ready != nil {
 		cfg.Ready(addrs)
 	}
-	return errors.Join(a.run(ctx), a.close())
+	if err := errors.Join(a.run(ctx), a.close()); err != nil {
+		return err
+	}
+	a.log.Info("stopped", "owner", cfg.Owner)
+	return nil
 }
 
 // build makes everything and opens the listeners.
@@ -162,10 +165,7 @@ func (a *agentd) run(ctx context.Context) error {
 		defer stop()
 		select {
 		case <-ctx.Done():
-			a.log.Info("stopping: spending what is held", "at_most", a.cfg.DrainTime)
-			if err := a.drainOnce(); err != nil {
-				a.log.Warn("the authority was not told: the units stay reserved until they expire", "err", err)
-			}
+			a.drainOnce("signal") // logs what fails; there is nothing more to do
 		case <-broken.Done():
 		}
 		end, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTime)
@@ -180,12 +180,21 @@ func (a *agentd) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// drainOnce drains the gate; the second caller waits for the first.
-func (a *agentd) drainOnce() error {
+// drainOnce drains the gate, because of why; who comes while it drains waits for
+// the end of it. The log has one line for its beginning and one for its end.
+func (a *agentd) drainOnce(why string) error {
 	a.drained.Do(func() {
+		a.log.Info("drain begins: no more grants, spending what is held", "because", why, "at_most", a.cfg.DrainTime)
+		begin := time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTime)
 		defer cancel()
 		a.drain = a.gate.Drain(ctx)
+		took := time.Since(begin).Round(time.Millisecond)
+		if a.drain != nil {
+			a.log.Warn("drained, but the authority was not told: the units stay reserved until they expire", "took", took, "err", a.drain)
+			return
+		}
+		a.log.Info("drained: what was held is free", "took", took)
 	})
 	return a.drain
 }
@@ -263,7 +272,7 @@ func (a *agentd) admin() (http.Handler, error) {
 	})
 	// GET as well: the preStop hooks of some orchestrators know no other method.
 	drain := func(w http.ResponseWriter, _ *http.Request) {
-		if err := a.drainOnce(); err != nil {
+		if err := a.drainOnce("/drain"); err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
 		}

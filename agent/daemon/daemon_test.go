@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,7 +35,26 @@ type world struct {
 	folder  string
 	backend atomic.Int64
 	client  *http.Client
+	log     logged
 	stop    func() error
+}
+
+// logged is what an agent logs.
+type logged struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func config(t *testing.T, a *linktest.Authority, backend string) Config {
@@ -55,10 +75,14 @@ func config(t *testing.T, a *linktest.Authority, backend string) Config {
 	return cfg
 }
 
-func start(t *testing.T) *world {
+func start(t *testing.T, change func(*Config)) *world {
 	w := &world{a: linktest.New(), client: &http.Client{Transport: &http.Transport{}}}
 	backend := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { w.backend.Add(1) }))
 	cfg := config(t, w.a, backend.URL)
+	cfg.Logger = slog.New(slog.NewTextHandler(&w.log, nil))
+	if change != nil {
+		change(&cfg)
+	}
 	for _, err := range []error{cfg.Validate(), cfg.Authority.Validate(), cfg.Gate.Validate(), cfg.Identity.Validate(),
 		cfg.Proxy.Validate(), cfg.Auth.Validate(), cfg.Record.Validate()} {
 		if err != nil {
@@ -127,7 +151,7 @@ func (w *world) get(t *testing.T, addr fmt.Stringer, path, key string) int {
 // The whole agent: proxy and forward-auth spend one budget, metrics and record
 // count the same admissions, and a stop drains, discards and ends the file.
 func TestRun(t *testing.T) {
-	w := start(t)
+	w := start(t, nil)
 	codes := map[int]int{}
 	for i := range 300 {
 		if i%2 == 0 {
@@ -177,23 +201,56 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// /drain takes the agent out of readiness and discards; it goes on answering.
+// /drain takes the agent out of readiness and discards; it goes on answering,
+// with 503. The log tells the beginning and the end of the drain once each, and
+// the end of the process.
 func TestDrain(t *testing.T) {
-	w := start(t)
+	w := start(t, func(c *Config) { c.Auth = Auth{} })
 	if got := w.get(t, w.addrs.Proxy, "/v1/a", "k1"); got != 200 {
 		t.Fatal(got)
 	}
-	if got := w.get(t, w.addrs.Admin, "/drain", ""); got != 200 {
-		t.Errorf("drain: %d", got)
+	for range 2 {
+		if got := w.get(t, w.addrs.Admin, "/drain", ""); got != 200 {
+			t.Errorf("drain: %d", got)
+		}
 	}
-	if ready, live := w.get(t, w.addrs.Admin, "/readyz", ""), w.get(t, w.addrs.Admin, "/healthz", ""); ready != 503 || live != 200 {
-		t.Errorf("ready %d, alive %d", ready, live)
+	ready, why := w.body(t, w.addrs.Admin, "/readyz", "")
+	if live := w.get(t, w.addrs.Admin, "/healthz", ""); ready != 503 || why != "drained\n" || live != 200 {
+		t.Errorf("ready %d %q, alive %d", ready, why, live)
 	}
 	if got := w.get(t, w.addrs.Proxy, "/v1/a", "k1"); got != 503 {
 		t.Errorf("after the drain: %d", got)
 	}
 	if err := w.stop(); err != nil {
 		t.Error(err)
+	}
+	log := w.log.String()
+	for _, line := range []string{`level=INFO msg="drain begins`, `level=INFO msg="drained`, "level=INFO msg=stopped"} {
+		if n := strings.Count(log, line); n != 1 {
+			t.Errorf("%d times %q in\n%s", n, line, log)
+		}
+	}
+	if strings.Contains(log, "nil") || strings.Contains(log, "auth=") || strings.Contains(log, "canceled") || !strings.HasSuffix(log, "msg=stopped owner=gw/1\n") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// A stop without the authority says what becomes of the units.
+func TestDrainAlone(t *testing.T) {
+	w := start(t, func(c *Config) { c.DrainTime = 0 })
+	w.a.SetMood(linktest.Silent)
+	w.a.HangUp()
+	for w.get(t, w.addrs.Admin, "/readyz", "") == 200 {
+		<-time.After(time.Millisecond)
+	}
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+	log := w.log.String()
+	for _, line := range []string{`because=signal`, `level=WARN msg="drained, but the authority was not told`, "level=INFO msg=stopped"} {
+		if n := strings.Count(log, line); n != 1 {
+			t.Errorf("%d times %q in\n%s", n, line, log)
+		}
 	}
 }
 
