@@ -120,6 +120,8 @@ func (c *connection) explain(err error) error {
 		return failed(fmt.Errorf("%s; stipend policy list shows the tenants, stipend policy apply adds one", s.Message()))
 	case reason == grant.VersionConflict.String():
 		return failed(fmt.Errorf("%s: somebody changed it meanwhile; look at it with stipend policy get, then apply again with --expect-version of what you saw", s.Message()))
+	case reason == grant.UnknownSession.String():
+		return failed(fmt.Errorf("the authority does not know this incarnation (%s); stipend incarnation list shows those it knows", s.Message()))
 	case reason == grant.Overloaded.String():
 		return failed(fmt.Errorf("the authority at %s is overloaded (%s); it is alive: try again in a moment", c.target, s.Message()))
 	}

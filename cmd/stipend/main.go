@@ -110,7 +110,7 @@ units at once and q the most that one of them holds.`,
 		return badInputf("%w; %s --help lists the flags", err, c.CommandPath())
 	})
 	o.register(root.PersistentFlags())
-	commands(root, newBounds(o), newVerify(o), newDemo(o), newPolicy(o), newTenant(o), newRecover(o))
+	commands(root, newBounds(o), newVerify(o), newDemo(o), newPolicy(o), newTenant(o), newIncarnation(o), newRecover(o))
 	return root
 }
 
