@@ -40,7 +40,8 @@ held, and leaves.`
 
 const example = `  # in front of a backend
   stipend-agent --config agent.yaml --authority-target authority:7400 \
-    --identity-key-file keys --proxy-listen :8080 --proxy-backend http://127.0.0.1:9000
+    --authority-tls-enabled --identity-key-file keys \
+    --proxy-listen :8080 --proxy-backend http://127.0.0.1:9000
 
   # see all settings
   stipend-agent --config agent.yaml --print-config`
