@@ -22,6 +22,10 @@ type Config struct {
 	HTTP string `yaml:"http" help:"where /metrics, /healthz and /readyz are; empty: nowhere"`
 	// Data is the folder of the store and of the embedded etcd.
 	Data string `yaml:"data" help:"folder of the store and of the embedded etcd"`
+	// Init says that this is the first start of a new installation: a store is
+	// created. Without it a start never creates one, because a lost disk looks
+	// the same and new buckets are full. No setting, a flag to be given once.
+	Init bool `yaml:"-"`
 	// Insecure allows plain text on addresses that other machines reach.
 	Insecure bool `yaml:"insecure" help:"allow plain text on addresses that other machines reach"`
 	TLS      TLS  `yaml:"tls"`
@@ -137,7 +141,7 @@ func (c Config) Validate() error {
 		_, _, err := net.SplitHostPort(c.HTTP)
 		bad(err == nil, "http", fmt.Sprintf("%q", c.HTTP), "host:port, or empty")
 	}
-	bad(c.Data != "", "data", `""`, "the path of a folder")
+	bad(c.Data != "", "data", `""`, "the path of a folder, as in --data ./authority")
 	bad((c.TLS.Cert == "") == (c.TLS.Key == ""), "tls.cert", fmt.Sprintf("%q with tls.key %q", c.TLS.Cert, c.TLS.Key), "both or neither")
 	bad(c.TLS.ClientCA == "" || c.TLS.Cert != "", "tls.client_ca", fmt.Sprintf("%q", c.TLS.ClientCA), "only with tls.cert and tls.key")
 	between("link.max_batch", int64(c.Link.MaxBatch), 1, 1<<16)

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -71,6 +72,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
+	if err := refuseNothing(cfg); err != nil {
+		return err
+	}
 	limit := setMemory(cfg.GCPercent, cfg.MemoryLimit)
 	d := &daemon{cfg: cfg, log: cfg.Logger, clock: cfg.clock, router: newRouter(cfg.Logger), metrics: newMetrics(cfg.Version)}
 	d.log.Info("authority starts", "version", cfg.Version, "data", cfg.Data, "gc_percent", cfg.GCPercent, "memory_limit", limit)
@@ -97,7 +101,7 @@ func (d *daemon) open(ctx context.Context) (err error) {
 	}
 	store := d.cfg.store()
 	store.OnCommit = d.metrics.committed
-	if d.store, err = openStore(ctx, store, d.registry); err != nil {
+	if d.store, err = openStore(ctx, store, d.registry, d.cfg.Init); err != nil {
 		return err
 	}
 	d.storeName = d.store.Identity().String()
@@ -143,14 +147,14 @@ func (d *daemon) listen() (*grpc.Server, listeners, error) {
 	if err != nil {
 		return nil, l, err
 	}
-	inner, err := net.Listen("tcp", d.cfg.Listen)
+	inner, err := listen("listen", d.cfg.Listen)
 	if err != nil {
-		return nil, l, fmt.Errorf("listen: %w", err)
+		return nil, l, err
 	}
 	l.grpc = netutil.LimitListener(inner, d.cfg.Link.MaxConnections)
 	if d.cfg.HTTP != "" {
-		if l.http, err = net.Listen("tcp", d.cfg.HTTP); err != nil {
-			return nil, l, errors.Join(fmt.Errorf("http: %w", err), l.grpc.Close())
+		if l.http, err = listen("http", d.cfg.HTTP); err != nil {
+			return nil, l, errors.Join(err, l.grpc.Close())
 		}
 	}
 	if host, _, _ := net.SplitHostPort(d.cfg.Listen); d.cfg.TLS.Cert == "" && !loopback(host) {
@@ -166,6 +170,18 @@ func (d *daemon) listen() (*grpc.Server, listeners, error) {
 	stipendv1.RegisterInspectServiceServer(server, &inspectService{d: d})
 	reflection.Register(server)
 	return server, l, nil
+}
+
+// listen opens the socket of a setting, which is also the name of its flag.
+func listen(setting, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %w: is another authority running? Stop it, or change --%s", setting, err, setting)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	return l, nil
 }
 
 func (d *daemon) setServing(yes bool) {

@@ -23,7 +23,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/stipend/stipend/authority/membership"
 	"github.com/stipend/stipend/proto/grant"
 	stipendv1 "github.com/stipend/stipend/proto/stipend/v1"
 )
@@ -77,6 +76,7 @@ func TestDrainAndRestart(t *testing.T) {
 		t.Fatalf("Run: %v", err)
 	}
 
+	cfg.Init = false
 	r, err = begin(t, cfg)
 	must(t, r, err)
 	b := r.mustLink("gw", a.inc)
@@ -170,82 +170,6 @@ func TestOverloaded(t *testing.T) {
 		t.Errorf("level %d after %d allowed", level, allowed-1)
 	}
 	wants(t, "the unary form", undecided(grant.Overloaded, 0), codes.ResourceExhausted, grant.Overloaded)
-}
-
-// The home test in the daemon: an empty disk, a second store and a restored
-// backup do not serve; Recover makes them, with all levels at 0 and no grants.
-func TestHomeAndRecover(t *testing.T) {
-	dir := t.TempDir()
-	cfg := testConfig(dir)
-	store := filepath.Join(dir, "store")
-	backup := filepath.Join(t.TempDir(), "backup")
-	stop := func(r *running) {
-		t.Helper()
-		if err := r.end(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	refused := func(what string) {
-		t.Helper()
-		_, err := begin(t, cfg)
-		if !errors.Is(err, membership.ErrNotHome) || !strings.Contains(err.Error(), "stipend recover") {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-	r, err := begin(t, cfg)
-	must(t, r, err)
-	r.put("t", slowPolicy())
-	stop(r)
-	if err := os.CopyFS(backup, os.DirFS(store)); err != nil {
-		t.Fatal(err)
-	}
-	r, err = begin(t, cfg)
-	must(t, r, err)
-	a := r.mustLink("gw", grant.NewIncarnation())
-	a.ask(a.request("t", 1, 20, 0))
-	a.leave()
-	stop(r)
-
-	if err := os.Rename(store, store+".lost"); err != nil {
-		t.Fatal(err)
-	}
-	refused("an empty disk")
-	if err := os.CopyFS(store, os.DirFS(backup)); err != nil {
-		t.Fatal(err)
-	}
-	refused("a restored backup")
-	if err := os.Rename(filepath.Join(dir, "etcd"), filepath.Join(dir, "etcd.lost")); err != nil {
-		t.Fatal(err)
-	}
-	refused("a store with records under an empty etcd")
-
-	if _, err := Recover(t.Context(), cfg, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	r, err = begin(t, cfg)
-	must(t, r, err)
-	if level := r.tenant("t").Ordinary.Level; level != 0 {
-		t.Errorf("level %d after recovery, want 0", level)
-	}
-	b := r.mustLink("gw", grant.NewIncarnation())
-	if got := b.ask(b.request("t", 1, 20, 0)); got.Result == granted {
-		t.Errorf("a grant after recovery: %v", got)
-	}
-	b.leave()
-	stop(r)
-}
-
-// A running authority's folder is refused to recovery: nothing is touched.
-func TestRecoverWhileRunning(t *testing.T) {
-	r := sharedDaemon(t)
-	r.put("running", slowPolicy())
-	cfg := testConfig(sharedDir)
-	if _, err := Recover(t.Context(), cfg, time.Minute); !errors.Is(err, membership.ErrInUse) {
-		t.Errorf("recovery under a running authority: %v", err)
-	}
-	if level := r.tenant("running").Ordinary.Level; level != 100 {
-		t.Errorf("level %d", level)
-	}
 }
 
 // With a client authority only agents with a certificate are let in.

@@ -41,6 +41,7 @@ func testConfig(dir string) Config {
 	cfg.Listen, cfg.HTTP, cfg.Data = "127.0.0.1:0", "127.0.0.1:0", dir
 	cfg.Etcd.LeaseTTL = 2 * time.Second
 	cfg.Store.MinFreeBytes = 0
+	cfg.Init = true // tests that start again clear it
 	cfg.DrainTime = 10 * time.Second
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	if os.Getenv("STIPEND_TEST_LOG") != "" {

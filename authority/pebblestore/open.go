@@ -128,7 +128,7 @@ func open(cfg Config) (*Store, error) {
 	case err != nil:
 		return nil, err
 	case found == folderMissing || found == folderEmpty:
-		return nil, fmt.Errorf("store %s: %w: on a first start create it (init); if a store was here, the disk was lost or is not mounted: mount it, or run `stipend recover`", cfg.Dir, ErrMissing)
+		return nil, fmt.Errorf("store %s: %w: on the first start of a new installation create it (--init, once); if a store was here, the disk was lost or is not mounted: mount it, or run `stipend recover`", cfg.Dir, ErrMissing)
 	case found == folderUnfinished:
 		return nil, s.unfinished()
 	case found == folderForeign:
@@ -219,7 +219,7 @@ func create(cfg Config, h Header, noGrantsFor time.Duration) (*Store, error) {
 }
 
 func (s *Store) unfinished() error {
-	return fmt.Errorf("store %s: %w: nothing was ever committed to it; remove the folder's content and create it again", s.cfg.Dir, ErrUnfinished)
+	return fmt.Errorf("store %s: %w: nothing was ever committed to it; remove the folder's content and create it again (--init on a first start)", s.cfg.Dir, ErrUnfinished)
 }
 
 // openDB locks the folder and opens Pebble in it. While the store opens, a

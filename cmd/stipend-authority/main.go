@@ -22,14 +22,16 @@ Settings come from flags, over environment variables (STIPEND_LISTEN for
 --listen), over the file given by --config, over the defaults. --print-config
 shows the outcome in the form of that file and ends.
 
-A store serves only where etcd knows it to be at home. A second node, an empty or
-replaced disk and a restored backup are refused until an operator, with every
-authority stopped, runs "stipend recover".
+A store is created by --init only, which is given once, at the first start of a
+new installation. From then on a store serves only where etcd knows it to be at
+home. A second node, an empty or replaced disk and a restored backup are refused
+until an operator, with every authority stopped, runs "stipend recover".
 
 Plain text is served on loopback only, unless --insecure says that it is meant.
 SIGTERM and SIGINT drain: agents are asked to leave, what is queued is decided.`
 
-const example = `  # start on one machine, data in ./authority
+const example = `  # the first start on one machine, data in ./authority, and every later one
+  stipend-authority --data ./authority --init
   stipend-authority --data ./authority
 
   # see all settings, then run with a file
@@ -45,6 +47,7 @@ func main() { service.Main(command()) }
 func command() *cobra.Command {
 	cfg := daemon.DefaultConfig()
 	cmd := &cobra.Command{Use: "stipend-authority --data FOLDER", Short: "Run the central authority", Long: long, Example: example}
+	cmd.Flags().BoolVar(&cfg.Init, "init", false, "create the store: once, at the first start of a new installation")
 	service.Configure(cmd, &cfg, func(ctx context.Context, log *slog.Logger) error {
 		cfg.Logger, cfg.Version = log, service.Version()
 		return daemon.Run(ctx, cfg)

@@ -56,10 +56,32 @@ func TestCase29FaultyConfig(t *testing.T) {
 	}
 }
 
+// --init is a flag and no setting: the file that --print-config writes does not
+// hold it, and a file or the environment cannot say it.
+func TestInitIsNoSetting(t *testing.T) {
+	out, err := run(t, "--data", "d", "--init", "--print-config")
+	if err != nil || strings.Contains(out, "init") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	data := filepath.Join(t.TempDir(), "data")
+	t.Setenv("STIPEND_INIT", "true")
+	_, err = run(t, "--data", data, "--listen", "127.0.0.1:0", "--http", "")
+	if err == nil || !strings.Contains(err.Error(), "no store in "+filepath.Join(data, "store")+". If this is the first start of a new installation, add --init once.") {
+		t.Errorf("without the flag: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "authority.yaml")
+	if err := os.WriteFile(file, []byte("data: d\ninit: true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = run(t, "--config", file); err == nil || !strings.Contains(err.Error(), "init: is no known key") {
+		t.Errorf("in a file: %v", err)
+	}
+}
+
 // The help teaches: what it is, how it is started, where settings come from.
 func TestHelp(t *testing.T) {
 	out, err := run(t, "--help")
-	for _, want := range []string{"--data ./authority", "STIPEND_LISTEN", "stipend recover", "--tls-client-ca"} {
+	for _, want := range []string{"--data ./authority --init", "STIPEND_LISTEN", "stipend recover", "--tls-client-ca"} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%v: the help does not say %q", err, want)
 		}

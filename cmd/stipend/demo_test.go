@@ -28,6 +28,7 @@ import (
 
 func authorityMain() {
 	cfg := authority.DefaultConfig()
+	flag.BoolVar(&cfg.Init, "init", false, "")
 	child(&cfg, func(ctx context.Context) error {
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 		cfg.Store.MinFreeBytes = 0

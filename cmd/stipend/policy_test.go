@@ -29,6 +29,8 @@ func startAuthority(t *testing.T, dir string) *running {
 	cfg := daemon.DefaultConfig()
 	cfg.Listen, cfg.HTTP, cfg.Data = "127.0.0.1:0", "", dir
 	cfg.Store.MinFreeBytes = 0
+	_, err := os.Stat(filepath.Join(dir, "etcd"))
+	cfg.Init = os.IsNotExist(err)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	at := make(chan daemon.Addresses, 1)
 	cfg.Ready = func(a daemon.Addresses) { at <- a }
@@ -215,6 +217,7 @@ func TestRecover(t *testing.T) {
 	cfg.Ready = nil
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	cfg.Init = false
 	if err := daemon.Run(ctx, cfg); err == nil {
 		t.Fatal("the authority served from an empty disk")
 	}

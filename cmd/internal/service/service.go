@@ -32,7 +32,7 @@ func Main(cmd *cobra.Command) {
 
 // Configure gives the command a flag for every field of the struct that cfg
 // points to and that has a help text, --config and --print-config, and run,
-// which is called with cfg filled in.
+// which is called with cfg filled in. Flags of the command's own are no settings.
 func Configure(cmd *cobra.Command, cfg any, run func(context.Context, *slog.Logger) error) {
 	var path string
 	var show bool
@@ -41,10 +41,12 @@ func Configure(cmd *cobra.Command, cfg any, run func(context.Context, *slog.Logg
 	flags.SortFlags = false
 	flags.StringVar(&path, "config", "", "YAML file with settings")
 	flags.BoolVar(&show, "print-config", false, "print all settings as YAML and end")
+	settings := map[string]bool{}
 	for _, f := range conf.Fields(cfg) {
 		if f.Help == "" {
 			continue // by file and environment only
 		}
+		settings[f.Flag] = true
 		flags.String(f.Flag, f.Default, f.Help)
 		if f.Bool {
 			flags.Lookup(f.Flag).NoOptDefVal = "true"
@@ -53,7 +55,7 @@ func Configure(cmd *cobra.Command, cfg any, run func(context.Context, *slog.Logg
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		given := map[string]string{}
 		flags.Visit(func(f *pflag.Flag) {
-			if f.Name != "config" && f.Name != "print-config" {
+			if settings[f.Name] {
 				given[f.Name] = f.Value.String()
 			}
 		})

@@ -106,7 +106,7 @@ func (f *files) agentYAML(i int, p *plan) []byte {
 	return []byte(b.String())
 }
 
-func (f *files) authorityArgs() []string { return []string{"--config", f.config} }
+func (f *files) authorityArgs() []string { return []string{"--config", f.config, "--init"} }
 
 func (f *files) agentArgs(i int) []string {
 	return []string{"--config", f.agents[i].config}
@@ -130,7 +130,7 @@ func (f *files) byHand(p *plan) []string {
 	out := []string{
 		fmt.Sprintf("cd %s", quote(f.dir)),
 		fmt.Sprintf("%s demo backend --listen %s &", self, f.backend),
-		fmt.Sprintf("%s --config authority.yaml &", f.programs.authority),
+		fmt.Sprintf("%s --config authority.yaml --init &", f.programs.authority),
 		fmt.Sprintf("%s policy apply -f policies.yaml --authority %s", self, f.authority),
 	}
 	for i := range f.agents {
