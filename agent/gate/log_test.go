@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,8 +16,26 @@ import (
 	"github.com/stipend/stipend/proto/grant"
 )
 
+// lines is what a gate logs.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // logged counts the lines that contain all the words.
-func logged(b *bytes.Buffer, words ...string) (n int) {
+func logged(b *lines, words ...string) (n int) {
 next:
 	for line := range strings.Lines(b.String()) {
 		for _, w := range words {
@@ -32,7 +51,7 @@ next:
 // An authority that cannot be reached is told at the first failed dial, then
 // every 30 s at most, with the reason; its return is told once.
 func TestLogsUnreachable(t *testing.T) {
-	var b bytes.Buffer
+	var b lines
 	var refuse atomic.Bool
 	refuse.Store(true)
 	bubble(t, func(c *gate.Config) {
@@ -71,7 +90,7 @@ func TestLogsUnreachable(t *testing.T) {
 // A superseded gate says what to do, once, however often it is told.
 func TestLogsSuperseded(t *testing.T) {
 	const advice = "another process runs with owner gw-1; give each its own --owner, or restart this one"
-	var b bytes.Buffer
+	var b lines
 	bubble(t, func(c *gate.Config) { c.Log = slog.New(slog.NewTextHandler(&b, nil)) }, func(w *world) {
 		for range 3 {
 			w.a.Fate(grant.Superseded)
