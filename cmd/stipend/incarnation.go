@@ -111,10 +111,11 @@ func writeIncarnations(w io.Writer, o *output, list []incarnationJSON, page int3
 const fenceConsequences = `What fence does to incarnation %[1]v:
 
   * It gets no grants and no checks any more, of any tenant. This is final.
-  * What it holds is not taken from it, and counts as held until its grants expire:
-    nothing is given back to any bucket.
-  * Its agent, if it is alive, starts anew under another incarnation: fencing clears
-    away one life, it keeps no gateway out. To do that, stop the agent.
+  * What it holds it may still spend until its grants expire, at most one ttl, and
+    it counts as held until then: nothing is given back to any bucket.
+  * Its agent, if it is alive, is not ready any more: its requests end undecided (503)
+    until it is restarted. Then it is another incarnation, and gets units as before:
+    to keep a gateway out for longer, stop its agent.
 
 stipend incarnation list shows whose it is and its state.
 `

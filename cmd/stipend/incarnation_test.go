@@ -56,7 +56,7 @@ func TestIncarnationCommands(t *testing.T) {
 	wants(t, out, `^OWNER +INCARNATION +STATE$`, `^gw-1 +`+one.String()+` +live$`, `^gw-2 +`+two.String()+` +live$`)
 
 	_, errOut := a.call(1, "incarnation", "fence", one.String())
-	wants(t, errOut, `This is final`, `starts anew under another incarnation`, `nothing was changed; add --yes to go on`)
+	wants(t, errOut, `This is final`, `undecided \(503\)$`, `until it is restarted`, `nothing was changed; add --yes to go on`)
 	if states := a.states(); states[one.String()] != "live" {
 		t.Errorf("without --yes the state became %q", states[one.String()])
 	}
