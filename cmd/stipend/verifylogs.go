@@ -110,6 +110,10 @@ func (f *logFlags) open(name string, stdin io.Reader) (*trace.Reader, error) {
 		if err != nil {
 			return nil, err
 		}
+		if info, err := file.Stat(); err == nil && info.IsDir() {
+			file.Close()
+			return nil, fmt.Errorf("%s is a folder; name its files: %s", name, filepath.Join(name, "*"))
+		}
 		in = file // open until the process ends
 	}
 	b := bufio.NewReaderSize(in, 64<<10)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stipend/stipend/bounds"
 	"github.com/stipend/stipend/bounds/trace"
+	"github.com/stipend/stipend/cmd/internal/conf"
 	"github.com/stipend/stipend/proto/grant"
 )
 
@@ -109,7 +110,7 @@ func (r *report) note(file string, in *trace.Reader, decided bool) {
 		say("its writer lost %s; a missing admission can only make a broken bound look held", plural(s.Lost, "record"))
 	}
 	if s.Records > 0 && !s.Complete && in.Header().Clock != trace.Wall || s.Torn {
-		say("it does not end as its writer ends it; what was buffered at its death is missing")
+		say("still being written, or its writer died: what it had not yet flushed is missing")
 	}
 	if s.Bad > 0 {
 		say("%s left out; the first: %v", plural(s.Bad, "malformed line"), s.FirstBad)
@@ -196,14 +197,14 @@ func (r *report) write(w io.Writer, o *output) error {
 	}
 	span := r.last.Sub(r.first)
 	fmt.Fprintf(w, "bound %s: %s of %s, %s in %s\n", word, plural(r.n, "admission"), plural(len(r.tenants), "tenant"),
-		plural(r.units, "unit"), span.Round(time.Microsecond))
+		plural(r.units, "unit"), conf.FormatDuration(span.Round(time.Microsecond)))
 	worst := r.tenants[0]
 	if !r.held {
 		i := worst.Worst
 		fmt.Fprintf(w, "\nworst interval: tenant %q, %s long\n  from      %s\n  to        %s\n  admitted  %d\n  allowed   %d\n  over by   %d\n",
-			worst.Tenant, i.Length(), when(i.Start, r.clock), when(i.End, r.clock), i.Admitted, i.Allowed, worst.Over())
+			worst.Tenant, conf.FormatDuration(i.Length()), when(i.Start, r.clock), when(i.End, r.clock), i.Admitted, i.Allowed, worst.Over())
 	} else {
-		fmt.Fprintf(w, "largest excess over r*T: tenant %q, %d of %d units in %s\n", worst.Tenant, worst.Excess, worst.ExcessIn.Beyond, worst.ExcessIn.Length())
+		fmt.Fprintf(w, "largest excess over r*T: tenant %q, %d of %d units in %s\n", worst.Tenant, worst.Excess, worst.ExcessIn.Beyond, conf.FormatDuration(worst.ExcessIn.Length()))
 	}
 	fmt.Fprintln(w)
 	t := newTable(w, "TENANT", "BOUND", "ADMISSIONS", "ADMITTED", "ALLOWED", "r*T", "USED", "EXCESS", r.beyondHead(), "OVER")
@@ -231,7 +232,7 @@ func (r *report) write(w io.Writer, o *output) error {
 	}
 	fmt.Fprintln(w, "\nADMITTED and ALLOWED are of the worst interval; r*T and USED of the whole record.")
 	if r.cfg.Skew > 0 {
-		fmt.Fprintf(w, "Allowed for: clocks and times %s apart.\n", r.cfg.Skew)
+		fmt.Fprintf(w, "Allowed for: clocks and times %s apart.\n", conf.FormatDuration(r.cfg.Skew))
 	}
 	if len(r.notes) > 0 {
 		fmt.Fprintln(w)
@@ -266,7 +267,7 @@ func (r *report) writeJSON(w io.Writer) error {
 		Skew       string       `json:"skew"`
 		Tenants    []tenantJSON `json:"tenants"`
 		Notes      []string     `json:"notes"`
-	}{r.held, r.n, r.units, r.clock, r.cfg.Skew.String(), []tenantJSON{}, r.notes}
+	}{r.held, r.n, r.units, r.clock, conf.FormatDuration(r.cfg.Skew), []tenantJSON{}, r.notes}
 	if out.Notes == nil {
 		out.Notes = []string{}
 	}
@@ -274,7 +275,7 @@ func (r *report) writeJSON(w io.Writer) error {
 		one := tenantJSON{
 			Tenant: string(t.Tenant), Held: t.Held, Admissions: t.Admissions, Admitted: t.Admitted, Accrued: t.Accrued,
 			Excess: t.Excess, Beyond: t.ExcessIn.Beyond, Over: t.Over(),
-			Worst: intervalJSON{t.Worst.Start, t.Worst.End, t.Worst.Length().String(), t.Worst.Admitted, t.Worst.Allowed},
+			Worst: intervalJSON{t.Worst.Start, t.Worst.End, conf.FormatDuration(t.Worst.Length()), t.Worst.Admitted, t.Worst.Allowed},
 		}
 		if t.UtilisationPPM >= 0 {
 			one.Utilisation = &t.UtilisationPPM
