@@ -89,7 +89,17 @@ interval of length T at most
     A(T) <= r*T + B + N*q
 
 units are admitted: r is the tenant's rate, B its burst, N the gateways that hold
-units at once and q the most that one of them holds.`,
+units at once and q the most that one of them holds.
+
+Exit codes: 0 all is well; 1 a bound is broken, a promise is not kept or the
+authority refused; 2 the input or the call is wrong; 130 it was interrupted.
+
+With -o json an answer is one document for scripts. Counts and units are numbers,
+words (mode, reason, state) are lower-case, rates and durations are strings as in
+policy files ("600 per 1m", "1.5s"), incarnations are 32 hexadecimal digits; a name
+that ends in _ns is a number of nanoseconds. Fields keep name, type and meaning
+within a major version; new ones may come, so ignore those you do not know. Tables
+are for people and may change.`,
 		Example: `  stipend demo                                  the whole product on this machine, in 25 seconds
   stipend bounds --rate 10000/s --burst 2000 --owners 32 --quantum 100 --ttl 11s
   stipend policy apply -f policies.yaml         set the policies of an authority

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -83,12 +82,16 @@ A policy file:
 					return badInputf("--expect-version: %q; allowed: a version as stipend policy get shows it, 0 for a new tenant", expect)
 				}
 				if len(list) != 1 {
-					return badInputf("--expect-version is for one tenant, and %s has %s; apply it tenant by tenant", file, plural(len(list), "tenant"))
+					return badInputf("--expect-version is for one tenant, and %s has %s; apply it tenant by tenant", inputName(file), plural(len(list), "tenant"))
 				}
 				expected = &v
 			}
 			if err := strictly(list); err != nil {
 				return err
+			}
+			if len(list) == 0 && !o.json() {
+				fmt.Fprintf(c.OutOrStdout(), "%s names no tenants: there is nothing to set\n", inputName(file))
+				return nil
 			}
 			var changes []change
 			err = conn.call(c.Context(), func(ctx context.Context, cc *grpc.ClientConn) error {
@@ -140,6 +143,14 @@ func readPolicies(file string, in io.Reader) ([]conf.TenantPolicy, error) {
 		return nil, badInput(err)
 	}
 	return list, nil
+}
+
+// inputName is how messages call the input of a -f flag.
+func inputName(file string) string {
+	if file == "-" {
+		return "standard input"
+	}
+	return file
 }
 
 // strictly refuses policies that cannot keep the promise, where the file says so.
@@ -214,7 +225,11 @@ func writeChanges(w io.Writer, o *output, changes []change) error {
 	}
 	t := newTable(w, "TENANT", "VERSION", "WHAT")
 	for _, one := range changes {
-		t.row(one.Tenant, one.Version, one.Action)
+		version := "-" // there is none yet
+		if one.Version > 0 {
+			version = strconv.FormatUint(one.Version, 10)
+		}
+		t.row(one.Tenant, version, one.Action)
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -386,6 +401,3 @@ the tenant again goes on where it stood.`,
 	c.Flags().Uint64Var(&expect, "expect-version", 0, "`version` that the tenant must have; without it any")
 	return c
 }
-
-// seconds writes a duration for people, to a tenth of a second.
-func seconds(d time.Duration) string { return fmt.Sprintf("%.1fs", d.Seconds()) }

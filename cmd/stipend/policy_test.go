@@ -119,7 +119,7 @@ func TestPolicyCommands(t *testing.T) {
 	wants(t, out, `^no policies; stipend policy apply -f FILE sets some$`)
 
 	out, _ = a.call(0, "policy", "apply", "-f", file, "--dry-run")
-	wants(t, out, `^TENANT +VERSION +WHAT$`, `^acme +0 +would be created$`, `^zoo +0 +would be created$`)
+	wants(t, out, `^TENANT +VERSION +WHAT$`, `^acme +- +would be created$`, `^zoo +- +would be created$`)
 	_, errOut := a.call(1, "policy", "get", "acme")
 	wants(t, errOut, `tenant "acme" has no policy; stipend policy list shows the tenants`)
 
@@ -181,9 +181,9 @@ func TestPolicyCommands(t *testing.T) {
 	wants(t, errOut, `page_size: 5000; allowed: `)
 
 	out, _ = a.call(0, "tenant", "show", "acme")
-	wants(t, out, `^tenant "acme", policy version 2, partition \d+$`, `^  level +\d+ +units, of a burst of 300$`, `N\*q = 8`)
+	wants(t, out, `^tenant "acme", policy version 2, partition \d+$`, `^  level +\d+ +units, of a burst of 300$`, `N\*q = 8`, `^mode enforce, plan pro$`, `^classes and their costs: read 1, write 5 \(central\)$`)
 	out, _ = a.call(0, "tenant", "show", "acme", "-o", "json")
-	wants(t, out, `"burst": "300"`)
+	wants(t, out, `^  "tenant": "acme",$`, `^    "mode": "enforce",$`, `"burst": 300,$`, `^  "last_refusals": \[\]$`)
 
 	_, errOut = a.call(1, "policy", "delete", "zoo", "--expect-version", "9")
 	wants(t, errOut, `somebody changed it meanwhile`)

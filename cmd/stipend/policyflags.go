@@ -102,6 +102,9 @@ func (f *policyFlags) one(tenant string) (*grant.Policy, error) {
 	if tenant == "" && len(list) == 1 {
 		return list[0].Policy, nil
 	}
+	if len(list) == 0 {
+		return nil, badInputf("%s names no tenants; give one, or the numbers by flags (--rate, --burst)", f.file)
+	}
 	var names []string
 	for _, t := range list {
 		if string(t.Tenant) == tenant {
