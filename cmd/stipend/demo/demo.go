@@ -334,6 +334,7 @@ func (w *world) finish(ctx context.Context) (*Result, error) {
 	}
 	res.Kept = !res.Use.Judged || res.Use.Kept
 	w.watch.into(res)
+	res.explainMessages()
 	w.load.into(res)
 	if agents.torn > 0 {
 		res.Notes = append(res.Notes, fmt.Sprintf("the records of the killed agent end with its death; what it had buffered is missing from them (%d of the backend's %d)", int64(atBackend.n)-int64(agents.n), atBackend.n))

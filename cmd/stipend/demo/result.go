@@ -67,6 +67,13 @@ type Result struct {
 	ByHand        []string      `json:"by_hand"`
 }
 
+// explainMessages notes why there may be more messages than admitted requests.
+func (r *Result) explainMessages() {
+	if r.Messages > 1000 {
+		r.Notes = append(r.Notes, "cold tenants are checked at the authority request by request, those that are refused too: hence more than 1,000 messages per 1,000 admitted; only busy tenants get grants")
+	}
+}
+
 // OK reports whether the demo has shown what it is for.
 func (r *Result) OK() bool { return r.Held && r.Kept && r.Strange == "" }
 
