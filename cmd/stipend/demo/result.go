@@ -70,7 +70,7 @@ type Result struct {
 // explainMessages notes why there may be more messages than admitted requests.
 func (r *Result) explainMessages() {
 	if r.Messages > 1000 {
-		r.Notes = append(r.Notes, "cold tenants are checked at the authority request by request, those that are refused too: hence more than 1,000 messages per 1,000 admitted; only busy tenants get grants")
+		r.Notes = append(r.Notes, "more messages than admitted requests: tenants this slow gain nothing from grants. Cold ones are checked request by request, a grant holds few of their requests, and refused requests ask too")
 	}
 }
 

@@ -16,7 +16,7 @@ func TestMessagesAreExplained(t *testing.T) {
 		if err := r.Write(&out); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(out.String(), "note: cold tenants are checked at the authority request by request"); got != want {
+		if got := strings.Contains(out.String(), "Cold ones are checked request by request"); got != want {
 			t.Errorf("%g messages: explained %v, want %v\n%s", messages, got, want, &out)
 		}
 	}
