@@ -72,7 +72,11 @@ func (l *linkService) Link(g stipendv1.LinkService_LinkServer) error {
 	case <-s.aborted:
 		err = s.why()
 	}
-	l.d.log.Info("agent gone", "owner", s.owner, "incarnation", s.inc, "why", err)
+	why := err
+	if errors.Is(err, context.Canceled) { // of the stream: its end came before our last frame
+		why = errGone
+	}
+	l.d.log.Info("agent gone", "owner", s.owner, "incarnation", s.inc, "why", why)
 	switch err {
 	case errGone:
 		return nil

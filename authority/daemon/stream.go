@@ -182,4 +182,4 @@ func (s *stream) frames(out stipendv1.LinkService_LinkServer, queue []authority.
 }
 
 // errGone is how a stream ends that its agent closed.
-var errGone = errors.New("closed by the agent")
+var errGone = errors.New("closed by the agent, or its connection broke")
