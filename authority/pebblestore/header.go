@@ -27,16 +27,6 @@ type Identity [16]byte
 // String is the 32 hexadecimal digits of the identity.
 func (i Identity) String() string { return hex.EncodeToString(i[:]) }
 
-// ParseIdentity reads what Identity.String writes.
-func ParseIdentity(s string) (Identity, error) {
-	var i Identity
-	b, err := hex.DecodeString(s)
-	if err != nil || len(b) != len(i) {
-		return i, fmt.Errorf("store identity: %d characters; allowed are %d hexadecimal digits", len(s), 2*len(i))
-	}
-	return Identity(b), nil
-}
-
 func newIdentity() Identity {
 	var i Identity
 	rand.Read(i[:]) // never fails: crypto/rand ends the process instead

@@ -88,16 +88,3 @@ func FuzzMark(f *testing.F) {
 		}
 	})
 }
-
-// TestIdentityText: an identity survives its text form, and nothing else is one.
-func TestIdentityText(t *testing.T) {
-	id := newIdentity()
-	if got, err := ParseIdentity(id.String()); err != nil || got != id {
-		t.Fatalf("parsed %v, %v; want %v", got, err, id)
-	}
-	for _, bad := range []string{"", "00", id.String() + "0", "zz" + id.String()[2:]} {
-		if _, err := ParseIdentity(bad); err == nil {
-			t.Errorf("%q was taken for an identity", bad)
-		}
-	}
-}
